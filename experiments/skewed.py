@@ -19,7 +19,7 @@ from causalqwen.data.splits import split_by_entity
 from causalqwen.files import write_text
 
 SIZES = {"train": 1200, "validation": 300, "test": 500}
-METHODS = ("constant", "boosting", "boosting-numbers", "ridge", "mlp", "causalqwen", "regressor")
+METHODS = ("constant", "boosting", "boosting-numbers", "ngram-ridge", "mlp", "causalqwen", "regressor")
 
 
 def rows(package: str, item: str) -> list[dict[str, Any]]:

@@ -161,7 +161,7 @@ def main() -> None:
     columns: dict[str, list[tuple[float, float, float]]] = {}
     for place, (observed, ids, prompt) in enumerate(tqdm(chosen, desc="edits")):
         said, keys = ids[BEFORE:].tolist(), [place + 10_000 * seed for seed in range(given.seeds)]
-        people = {"population average": nobody, "abducted": model.abduct(observed)}
+        people = {"population average": None, "abducted": model.abduct(observed)}
         scores = model.backbone(input_ids=ids[None]).logits[0, BEFORE - 1 : -1].float()
         start = encode_text(model, prompt, prompt=True)[0].expand(len(keys), -1)
         values = torch.full(start.shape, torch.nan, dtype=torch.float64)
@@ -171,7 +171,7 @@ def main() -> None:
         for name, who in people.items():
             kept = [abduct_noise(model, observed, who, seed=key) for key in keys]
             for noise, own in (("kept", kept), ("drawn anew", "token")):
-                plan = CausalDecoding(individual=[who] * len(keys), own=own, seed=keys)
+                plan = CausalDecoding(individual=who or "marginal", own=own, seed=keys)
                 out = model.generate(start, numeric_values=values, causal_decoding=plan, **asked).sequences
                 made = columns.setdefault(f"{name}, noise {noise}", [])
                 made += [told_apart(said, row[start.shape[1] :].tolist()) for row in out]

@@ -79,7 +79,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Callable[[CausalQwenForCausalLM], No
     "architecture": ("mistral", {"start": "architecture", "max_scale": 3.0}, _nothing),
     "deep": ("qwen2", {"deep_abduction": True, "abduction_hidden_size": 16}, _nothing),
     "small": ("llama", {"causal_size": 12, "value_branch": False}, _nothing),
-    "copying": ("llama", {"copy_numbers": True, "copy_size": 8, "value_loss": "crps", "value_branch_members": 2}, _nothing),
+    "copying": ("llama", {"copy_numbers": True, "copy_size": 8, "value_loss": "crps"}, _nothing),
     "classes": ("qwen2", {"value_family": "gaussian"}, _two_axes),
     "domains": ("qwen3", {}, _a_domain),
     "atoms": ("llama", {"value_loss": "crps"}, _atoms),

@@ -188,7 +188,7 @@ def test_evaluate_writes_metrics_and_a_report(place, trained, tmp_path):
         "--validation", place / "eval.jsonl", "--unit", "pieces", "--json",
     )  # fmt: skip
     metrics = json.loads((out / "metrics.json").read_text())
-    assert metrics == json.loads(result.stdout)["metrics"] and "ridge" in metrics["rivals"]
+    assert metrics == json.loads(result.stdout)["metrics"] and "ngram_ridge" in metrics["rivals"]
     page = (out / "report.html").read_text()
     assert "<svg" in page and "pieces" in page
     words = write(tmp_path / "words.jsonl", [{"text": "No number stands in this sentence."}])

@@ -258,7 +258,7 @@ def test_the_demo_runs_to_its_report(bare, tmp_path, monkeypatch):
     monkeypatch.setattr(demo_module, "SIZES", {"train": 60, "validation": 24, "test": 24})
     told = json.loads(run("demo", "--output", tmp_path, "--backbone", bare, "--json").stdout)
     assert told["report"].endswith("report.html") and "<svg" in (tmp_path / "report.html").read_text()
-    assert json.loads((tmp_path / "metrics.json").read_text())["rivals"].keys() >= {"ridge", "constant_cauchy"}
+    assert json.loads((tmp_path / "metrics.json").read_text())["rivals"].keys() >= {"ngram_ridge", "constant_cauchy"}
     page = (tmp_path / "report.html").read_text()
     assert "Three people" in page and "What would have been said" in page and "parameters (" in page
     assert "and nothing else" in run("doctor", "--scan", tmp_path / "model").stdout

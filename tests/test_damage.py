@@ -63,9 +63,9 @@ def whole(tiny_tokenizer, tmp_path_factory) -> Path:
         ),
         (
             "config.json",
-            ["settings", "value_branch", "value_branch_layers"],
-            10**12,
-            r"value_branch_layers: input should be less than or equal to 100, got 1000000000000",
+            ["settings", "value_branch", "value_branch_dropout"],
+            1.5,
+            r"value_branch_dropout: input should be less than 1, got 1.5",
         ),
         ("config.json", ["settings", "values", "value_digit"], 3, r"did you mean settings.values.value_digits\?"),
         ("config.json", ["settings", "value_digits"], 3, r"settings.value_digits: expected settings by name, got 3"),

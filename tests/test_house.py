@@ -6,24 +6,24 @@ import sys
 from test_docs import ROOT
 
 MOST_LINES = {
-    "benchmarks": 1_972,
-    "causalqwen": 1_013,  # its own files
+    "benchmarks": 1_968,
+    "causalqwen": 1_000,  # its own files
     "causalqwen/data": 1_725,
     "causalqwen/decoding": 1_201,
     "causalqwen/distributions": 731,
-    "causalqwen/evaluation": 2_002,
+    "causalqwen/evaluation": 1_974,
     "causalqwen/individuals": 833,
     "causalqwen/kernels": 978,
     "causalqwen/losses": 308,
-    "causalqwen/modeling": 8_607,
+    "causalqwen/modeling": 8_686,
     "causalqwen/numbers": 1_790,
-    "causalqwen/parts": 977,
+    "causalqwen/parts": 943,
     "causalqwen/serving": 2_896,
-    "causalqwen/training": 5_119,
+    "causalqwen/training": 5_115,
     "causalqwen_cli": 1_301,
     "causalqwen_evals": 410,
-    "causalqwen_vllm": 1_889,
-    "tests": 30_175,
+    "causalqwen_vllm": 1_892,
+    "tests": 30_170,
 }
 """Lines of Python in a package, at most: where one has shrunk, its row is lowered. None is raised, but for what takes the place
 of more: modeling, parts, training, the plug-in and tests hold values in closed form beside the gradient fits that these

@@ -344,6 +344,8 @@ def test_who_and_noise_write_the_same_text_alone_in_a_batch_and_after_files(spea
         out = model.generate(**inputs, causal_decoding=plan, max_new_tokens=12)
         return out.sequences[:, inputs["input_ids"].shape[1] :].tolist()
 
+    everybody = written(speaker, CausalDecoding(own=speaker.abduct_noise(OBSERVED)), [OBSERVED.prompt])
+    assert OBSERVED.text.startswith(speaker.processor.decode(everybody[0]))
     who.save(tmp_path / "who.safetensors")
     speaker.save_pretrained(tmp_path / "model")
     loaded = CausalQwenForCausalLM.from_pretrained(tmp_path / "model").eval()
@@ -585,7 +587,7 @@ def test_errors_name_what_is_wrong(speaker):
     with pytest.raises(ValueError, match="at temperature 0 nothing is drawn"):
         speaker.counterfactual_samples(OBSERVED, Intervention(), temperature=0.0)
     with pytest.raises(ValueError, match="one individual said"):
-        CausalDecoding(own=speaker.abduct_noise(OBSERVED))
+        CausalDecoding(individual="sequence", own=speaker.abduct_noise(OBSERVED))
     kept, nobody = speaker.abduct_noise(OBSERVED, temperature=0.7), Individual.nobody(speaker.config.causal_size)
     for temperature in ({}, {"temperature": 0.8}):
         with pytest.raises(ValueError, match=r"explains a text at temperature 0.7, .* give temperature=0.7"):

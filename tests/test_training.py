@@ -447,35 +447,6 @@ def test_training_on_two_answers_raises_both(tiny_tokenizer, tmp_path, stage):
     assert min(both) > 3 * one[1], (both, one)
 
 
-@pytest.mark.parametrize("loss", ["nll", "crps"])
-def test_each_member_of_the_value_branch_learns_as_if_alone(tiny_tokenizer, loss):
-    settings = {"value_branch_dropout": 0.0, "value_loss": loss}
-    model = graft_tiny("llama", tiny_tokenizer, value_branch_members=3, **settings).double().train()
-    for name, parameter in graft_tiny("llama", tiny_tokenizer, **settings).named_parameters():
-        torch.testing.assert_close(model.get_parameter(name).float(), parameter)  # whatever the number of members
-    branch = model.value_branch
-    for member in (branch.residual, *branch.others):
-        torch.nn.init.normal_(member.last.weight, std=0.3)
-    features = torch.randn(7, model.config.hidden_size, dtype=torch.float64)
-    values = torch.linspace(-3, 3, 7, dtype=torch.float64)
-    together = model.value_losses(features, values)
-    weights = {n: p for n, p in branch.named_parameters() if p.dim() == 2}
-    gradients = torch.autograd.grad(together.sum(), weights.values())
-    alone, locs = [], []
-    for member in (branch.residual, *branch.others):
-        single = graft_tiny("llama", tiny_tokenizer, **settings).double().train()
-        single.value_branch.residual.load_state_dict(member.state_dict())
-        alone.append(single.value_losses(features, values))
-        locs.append(Chain(single, features).value()[0])
-        of_member = torch.autograd.grad(alone[-1].sum() / 3, single.value_branch.residual.last.weight)[0]
-        name = next(n for n, p in weights.items() if p is member.last.weight)
-        torch.testing.assert_close(gradients[list(weights).index(name)], of_member)
-    torch.testing.assert_close(together, torch.stack(alone).mean(0))
-    loc_Y, _ = Chain(model.eval(), features).value()
-    torch.testing.assert_close(loc_Y, torch.stack(locs).mean(0))
-    assert (locs[0] - locs[1]).abs().max() > 0.01
-
-
 def test_the_centre_of_the_axis_is_where_it_is_however_often_one_starts_there(model):
     branch, z = model.value_branch, torch.randn(1, model.config.hidden_size)
     branch.feature_mean.copy_(z[0])

@@ -1,5 +1,7 @@
 """Numbers read from the whole backbone in closed form: its features, its fit, and all that asks a model that has one."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from causalqwen import CausalDecoding, CausalQwenForCausalLM
 from causalqwen.data import Row, encode_rows
 from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.outputs import CACHE
-from causalqwen.modeling.reader import EVERY
+from causalqwen.modeling.reader import EVERY, NUMBERS
 from causalqwen.parts.kernel_reader import KernelReader
 from causalqwen.training import TrainSettings, ValueStage, closed_form, train
 from causalqwen.training import run as training_run
@@ -108,8 +110,8 @@ def test_means_are_attention_queries_of_zeros_and_the_rest_every_third_layer_s_s
     found, _ = inputs(model, TEXTS)
     with torch.no_grad():
         out = model.features(**found, use_cache=True, output_hidden_states=True)
-    layers, size = out[CACHE].layers, model.config.hidden_size
-    blocks = out.last_hidden_state[:, -1, size:].split(model.reads_backbone, -1)
+    layers, size = out[CACHE].layers[:-1], model.config.hidden_size
+    blocks = out.last_hidden_state[:, -1, size:].split(model.reads_backbone, -1)[:-NUMBERS]
     states, means = blocks[: -len(layers)], blocks[-len(layers) :]
     assert len(states) == -(-len(layers) // EVERY) and torch.equal(states[0], out.last_hidden_state[:, -1, :size])
     seen = model.seen(found["input_ids"], found["attention_mask"], None)[0].bool()[:, None, None]
@@ -117,6 +119,33 @@ def test_means_are_attention_queries_of_zeros_and_the_rest_every_third_layer_s_s
         query = torch.zeros_like(layer.keys[:, :, :1])
         wanted = F.scaled_dot_product_attention(query, layer.keys, layer.values, attn_mask=seen)
         torch.testing.assert_close(mean, wanted.flatten(1), rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
+def test_numbers_before_a_position_are_those_of_its_text(tiny_tokenizer):
+    model = reading(graft_tiny("qwen2", tiny_tokenizer, number_context="digits"))
+    chance, pieces = np.random.default_rng(0), [*"0123456789", *"12.,-", ".", ",", " the", " and", " 7", "("]
+    ids = [tiny_tokenizer.convert_tokens_to_ids(tiny_tokenizer.tokenize(piece)) for piece in pieces]
+    found = 0
+    for _ in range(30):
+        row = [token for place in chance.integers(len(pieces), size=50) for token in ids[place]]
+        told = model.features(torch.tensor([row])).last_hidden_state[0, :, -2 * NUMBERS :].view(-1, NUMBERS, 2)
+        for end in range(1, len(row)):
+            text = tiny_tokenizer.decode(row[: end + 1])
+            slow = re.findall(r"\d+(?:[.,]\d+)*(?=[^\d.,]|[.,]\D)", text)[:NUMBERS]
+            parts = [written.replace(",", "").rpartition(".") for written in slow]
+            values = [float(whole.replace(".", "") + point + rest) for whole, point, rest in parts]
+            assert told[end, :, 1].sum() == len(values)
+            torch.testing.assert_close(told[end, : len(values), 0], torch.tensor(values).log1p())
+            found += len(values)
+    assert found > 1000
+
+
+def test_a_cache_that_the_backbone_filled_alone_is_refused(tiny_tokenizer):
+    model, ids = reading(graft_tiny("qwen2", tiny_tokenizer)), torch.tensor([[70, 71, 72]])
+    cache = model.backbone(ids, use_cache=True)[CACHE]
+    with pytest.raises(ValueError, match="numbers are read from all tokens of a text, and this cache was filled"):
+        model.features(ids, torch.ones(1, 6, dtype=torch.int64), cache=cache)
 
 
 # ---- the fit ---------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def numbers(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Any of constant, ridge, mlp, boosting, boosting-numbers, ngboost-normal, ngboost-laplace, lora-digits, "
+            help="Any of constant, ngram-ridge, mlp, boosting, boosting-numbers, ngboost-normal, ngboost-laplace, lora-digits, "
             "lora-digits-ntl, regressor, causalqwen, with commas (default: all)."
         ),
     ] = None,

@@ -11,21 +11,15 @@ from benchmarks.numbers.parts import spread_transform
 from benchmarks.numbers.scores import conformal_rank
 from causalqwen.data.columns import TableReader
 from causalqwen.evaluation.number_table import NumberTable
-from causalqwen.evaluation.rivals import (
-    Forecast,
-    Predictor,
-    character_grams,
-    fit_ridge,
-    from_axis,
-    on_axis,
-)
+from causalqwen.evaluation.rivals import Forecast, Predictor, from_axis, on_axis
 from causalqwen.extras import extra
 from causalqwen.losses import quantile_loss
 from causalqwen.numbers import CRPS_LEVELS
 
 with extra("benchmark", "the benchmark of numbers"):
-    from sklearn.decomposition import PCA
+    from sklearn.decomposition import PCA, TruncatedSVD
     from sklearn.ensemble import HistGradientBoostingRegressor
+    from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
     from sklearn.tree import DecisionTreeRegressor
@@ -37,11 +31,6 @@ def fit_training_quantiles(train: NumberTable, validation: NumberTable, seed: in
     """The quantiles of the training values, for everybody."""
     quantiles = np.quantile(train.values, CRPS_LEVELS.numpy())
     return lambda table: Forecast(np.broadcast_to(quantiles, (len(table), len(quantiles))))
-
-
-def fit_spread_ridge(train: NumberTable, validation: NumberTable, seed: int) -> Predictor:
-    """`fit_ridge` of t(value)."""
-    return fit_ridge(train, validation, seed, spread_transform(train.values))
 
 
 def fit_mlp(
@@ -88,6 +77,14 @@ def fit_mlp(
         return Forecast(from_axis(transform, net.eval()(features).sort(-1).values.double().numpy()))
 
     return predict
+
+
+def character_grams(prompts: Sequence[str]) -> tuple[np.ndarray, Callable[[Sequence[str]], np.ndarray]]:
+    """Up to 128 principal components of character 1- to 4-grams: of the training texts [n, C], and how others get theirs."""
+    grams = TfidfVectorizer(analyzer="char", ngram_range=(1, 4), min_df=2, sublinear_tf=True)
+    counts = grams.fit_transform(prompts)
+    components = TruncatedSVD(min(128, min(counts.shape) - 1), random_state=0)
+    return components.fit_transform(counts), lambda texts: components.transform(grams.transform(texts))
 
 
 def fit_quantile_boosting(

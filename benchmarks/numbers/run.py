@@ -20,12 +20,11 @@ from benchmarks.numbers.regression import (
     fit_mlp,
     fit_ngboost,
     fit_quantile_boosting,
-    fit_spread_ridge,
     fit_training_quantiles,
 )
 from benchmarks.numbers.scores import conformal_interval
 from benchmarks.numbers.tables import Records, real_table
-from causalqwen.evaluation.rivals import Predictor, Rival, central
+from causalqwen.evaluation.rivals import Predictor, Rival, central, fit_ngram_ridge
 from causalqwen.files import writing
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.backbones import resolve_device
@@ -34,7 +33,7 @@ from causalqwen.training import LEVELS, FactStore
 
 REGRESSIONS: dict[str, Rival] = {
     "constant": fit_training_quantiles,
-    "ridge": fit_spread_ridge,
+    "ngram-ridge": fit_ngram_ridge,
     "mlp": fit_mlp,
     "boosting": fit_quantile_boosting,
     "boosting-numbers": partial(fit_quantile_boosting, numbers=True),
@@ -50,7 +49,7 @@ GRAFTS: dict[str, dict[str, Any]] = {"causalqwen": {}, JOINT: EACH_CLASS}
 METHODS = (*REGRESSIONS, *DIGITS, REGRESSOR, *GRAFTS)
 FORMAT = 3
 """Number of the format of results: one more wherever a method, or what is kept of it, changes."""
-_TEXT_ALONE = ("constant", "boosting", "boosting-numbers", *DIGITS, REGRESSOR)
+_TEXT_ALONE = ("constant", "ngram-ridge", "boosting", "boosting-numbers", *DIGITS, REGRESSOR)
 """Methods to which the kept features cost nothing."""
 
 

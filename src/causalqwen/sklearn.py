@@ -32,6 +32,7 @@ from causalqwen.modeling.backbones import DEFAULT_BACKBONE, resolve_backbone, re
 from causalqwen.modeling.grafting import renew_values
 from causalqwen.modeling.heads import VALUE_MODULES
 from causalqwen.modeling.prediction import or_copied
+from causalqwen.modeling.reader import NUMBERS
 from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.parts.copying import Candidates, joined
 from causalqwen.training import FactStore, TrainSettings
@@ -262,8 +263,9 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
     def _facts(self, examples: list[Example], columns: np.ndarray) -> TokenFacts:
         """What is told before each row's value: by the whole backbone, and behind it by the columns [n, K], each a block."""
         facts = self._kept().facts(examples)
-        told = np.concatenate([facts.reads.array, columns], axis=1)
-        return replace(facts, reads=Reads(told, [*facts.reads.blocks, *self.reader_.widths], facts.reads.at))
+        blocks = facts.reads.blocks[:-NUMBERS]  # the columns hold the numbers of the texts
+        told = np.concatenate([facts.reads.array[:, : sum(blocks)], columns], axis=1)
+        return replace(facts, reads=Reads(told, [*blocks, *self.reader_.widths], facts.reads.at))
 
     @property
     def _settings(self) -> TrainSettings:

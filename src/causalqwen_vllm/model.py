@@ -22,7 +22,7 @@ from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.context import CONTEXTS
 from causalqwen.modeling.ends import MANY, TextEnd, keep_numbers
 from causalqwen.modeling.prediction import NumberPrediction, predict_values
-from causalqwen.modeling.reader import EVERY
+from causalqwen.modeling.reader import EVERY, read_numbers
 from causalqwen.modeling.scores import Vocabulary
 from causalqwen.serving.sampling import RowSampler
 from causalqwen_vllm.client import processor_of
@@ -223,7 +223,10 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
             features = request.pending[1]
             if len(features) < self._whole:
                 z, means = features[: self.config.hidden_size], self._means(self._decided)
-                request.widen(torch.cat([z, features, means[self._decided.requests.index(request)]]))
+                ids = torch.tensor([request.ids[: request.pending[0]]], device=z.device)
+                numbers = read_numbers(ids, ids[:, None] >= 0, self.processor.digits(z.device))
+                told = means[self._decided.requests.index(request)], *(block[0, 0] for block in numbers)
+                request.widen(torch.cat([z, features, *told]))
 
     def _means(self, step: Step) -> Tensor:
         """[B, heads x D of all layers], the mean of the cached values over what each row's last token sees: what a query of

@@ -126,10 +126,10 @@ class CausalDecoding:
         if self.noise not in NOISE_MODES:
             raise ValueError(f"unknown noise mode {self.noise!r}; use one of {', '.join(NOISE_MODES)}")
         _check_source("own", self.own, OWN_MODES, ObservedNoise)
-        if self.noises and (not self.individuals or self.noise != "marginal"):
+        if self.noises and ((self.individual_mode != "marginal" and not self.individuals) or self.noise != "marginal"):
             raise ValueError(
-                "an observed noise explains what one individual said, with the shared noise integrated out: give the "
-                "individual too (`Individual.nobody`, say), and leave noise 'marginal'"
+                "an observed noise explains what one individual said, or the population average, with the shared noise "
+                "integrated out: give the individual too, or leave it 'marginal', and leave noise 'marginal'"
             )
         if self.decision not in DECISIONS:
             raise ValueError(f"unknown decision {self.decision!r}; use one of {', '.join(DECISIONS)}")

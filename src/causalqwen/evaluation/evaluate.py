@@ -33,12 +33,11 @@ def evaluate(
         from causalqwen.evaluation.rivals import score_rivals  # what they are made of comes with an extra
     with reading(model):
         store = FactStore.build(model, examples, work, title="rows to score")
-        others = [FactStore.build(model, part, work, title="rows of the rivals", rest=False) for part in fitted]
         scores = score_tokens(model, store.blocks(), classes=number_classes(examples, model.config.num_token_id))
-    table = number_table(model, examples, store)
+    table = number_table(model, examples)
     metrics = dict(scores["metrics"])
     if fitted:
-        train, validation = (number_table(model, *part) for part in zip(fitted, others, strict=True))
+        train, validation = (number_table(model, part) for part in fitted)
         metrics["rivals"] = score_rivals(train, validation, table, scores["law"])
     return {"metrics": metrics, "values": scores["values"], "law": scores["law"], "prompts": table.prompts}
 

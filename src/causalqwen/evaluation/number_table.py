@@ -15,7 +15,8 @@ from causalqwen.training import FactStore
 
 @dataclass(frozen=True)
 class NumberTable:
-    """Numbers to predict: the text before each, the features there [n, H], and its value [n].
+    """Numbers to predict: the text before each, the features there [n, H] ([n, 0] where none were kept), and
+    its value [n].
 
     candidates: the numbers in each text, where the model that read them copies. class_name: of what kind all of them are, to a
     model of several kinds. cells: the columns that the texts were made of, where there were some.
@@ -32,17 +33,22 @@ class NumberTable:
         return len(self.prompts)
 
 
-def number_table(model: CausalQwenForCausalLM, examples: Sequence[Example], store: FactStore) -> NumberTable:
-    """Every number that the facts predict, in their order: the text before it, the features there, its value."""
-    prompts, places = [], []
+def number_table(
+    model: CausalQwenForCausalLM, examples: Sequence[Example], store: FactStore | None = None
+) -> NumberTable:
+    """Every number that the examples predict, in their order: the text before it, its value, and the features kept of it in
+    `store`."""
+    prompts, values, places = [], [], []
     num_id = model.config.num_token_id
     for index, example in enumerate(examples):
-        values, place = example.numeric_labels, store.offsets[index]
+        place = store.offsets[index] if store else 0
         for end, token in enumerate(example.input_ids):
             if end == 0 or (example.learned is not None and not example.learned[end]):
                 continue
-            if token == num_id and math.isfinite(values[end]):
+            if token == num_id and math.isfinite(example.numeric_labels[end]):
                 prompts.append(model.processor.decode(example.input_ids[:end], example.numeric_values[:end]))
+                values.append(example.numeric_labels[end])
                 places.append(place)
             place += 1
-    return NumberTable(prompts, np.array(store.facts.features[places]), np.array(store.facts.values[places]))
+    features = np.array(store.facts.features[places]) if store else np.zeros((len(prompts), 0), np.float32)
+    return NumberTable(prompts, features, np.array(values, dtype=np.float64))

@@ -5,7 +5,7 @@ point; their distribution is that point plus the spread of its residuals on the 
 log score that of a Cauchy law fitted to those residuals. Others stand in `benchmarks/numbers`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,12 +21,7 @@ from causalqwen.training.closed_form import KernelRidge
 
 with extra("evaluate", "scoring rivals"):
     from scipy import stats
-    from sklearn.decomposition import TruncatedSVD
-    from sklearn.ensemble import HistGradientBoostingRegressor
     from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import RidgeCV
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
 
 
 @dataclass(frozen=True)
@@ -92,32 +87,6 @@ def fit_constant(train: NumberTable, validation: NumberTable, seed: int) -> Pred
     return with_residuals(lambda table: np.full(len(table), median), validation, ValueTransform())
 
 
-def fit_ridge(
-    train: NumberTable, validation: NumberTable, seed: int, transform: ValueTransform | None = None
-) -> Predictor:
-    """Ridge regression of t(value) on the standardized features, its penalty chosen by leave-one-out on the training rows."""
-    transform = transform or ValueTransform()
-    model = make_pipeline(StandardScaler(), RidgeCV(np.logspace(0, 5, 11)))
-    model.fit(train.features, on_axis(transform, train.values))
-    return with_residuals(lambda table: model.predict(table.features), validation, transform)
-
-
-def character_grams(prompts: Sequence[str]) -> tuple[np.ndarray, Callable[[Sequence[str]], np.ndarray]]:
-    """Up to 128 principal components of character 1- to 4-grams: of the training texts [n, C], and how others get theirs."""
-    grams = TfidfVectorizer(analyzer="char", ngram_range=(1, 4), min_df=2, sublinear_tf=True)
-    counts = grams.fit_transform(prompts)
-    components = TruncatedSVD(min(128, min(counts.shape) - 1), random_state=0)
-    return components.fit_transform(counts), lambda texts: components.transform(grams.transform(texts))
-
-
-def fit_boosting(train: NumberTable, validation: NumberTable, seed: int) -> Predictor:
-    """Gradient boosting (absolute error) on `character_grams`."""
-    known, read = character_grams(train.prompts)
-    boosting = HistGradientBoostingRegressor(loss="absolute_error", max_iter=400, learning_rate=0.05, random_state=seed)
-    boosting.fit(known, train.values)
-    return with_residuals(lambda table: boosting.predict(read(table.prompts)), validation, ValueTransform())
-
-
 def fit_ngram_ridge(train: NumberTable, validation: NumberTable, seed: int) -> Predictor:
     """Ridge on TF-IDF of the prompts' character 2- to 5-grams, `KernelRidge`, on the rows of both tables: it needs none to
     choose by. What a good engineer writes in twenty lines, and the strongest plain rival where letters tell. Of more than
@@ -153,8 +122,6 @@ def fit_constant_cauchy(train: NumberTable, validation: NumberTable, seed: int) 
 RIVALS: dict[str, Rival] = {
     "constant": fit_constant,
     "ngram_ridge": fit_ngram_ridge,
-    "ridge": fit_ridge,
-    "gradient_boosting": fit_boosting,
     "constant_cauchy": fit_constant_cauchy,
 }
 """Rivals of `evaluate` and the demo, by name."""

@@ -29,7 +29,7 @@ from causalqwen.modeling.generation import CausalGenerationMixin
 from causalqwen.modeling.layer_shift import speaking
 from causalqwen.modeling.outputs import CACHE, CausalQwenOutput
 from causalqwen.modeling.processor import CausalQwenProcessor
-from causalqwen.modeling.reader import read_backbone, seen_by_each
+from causalqwen.modeling.reader import read_backbone, read_numbers, seen_by_each, tokens_of
 from causalqwen.modeling.scores import ActionNetwork
 from causalqwen.numbers import ValueLaw
 from causalqwen.numbers.law import ClassLaws
@@ -223,10 +223,13 @@ class GraftedModel(PreTrainedModel, laws.GraftModules, CausalGenerationMixin):
         if input_ids is not None:
             hidden = self.numeric_embedding.gate(hidden, input_ids, numeric_values)
         if whole:
-            values = [layer.values for layer in outputs[CACHE].layers]
-            sees = seen_by_each(hidden, _length(outputs[CACHE]), given["attention_mask"], given["position_ids"])
+            ids = hidden.new_full(hidden.shape[:2], -1, dtype=torch.int64) if input_ids is None else input_ids
+            ids = tokens_of(outputs[CACHE], ids)
+            values = [layer.values for layer in outputs[CACHE].layers[:-1]]
+            sees = seen_by_each(hidden, ids.shape[1], given["attention_mask"], given["position_ids"])
             blocks = read_backbone([*outputs.hidden_states[1:-1], hidden], values, sees)
-            hidden = torch.cat([hidden, *(block.to(hidden.dtype) for block in blocks)], dim=-1)
+            numbers = read_numbers(ids, sees, self.processor.digits(ids.device))
+            hidden = torch.cat([hidden, *(block.to(hidden.dtype) for block in blocks), *numbers], dim=-1)
             if not kwargs.get("output_hidden_states"):
                 outputs.hidden_states = None
             if kwargs.get("use_cache") is False:

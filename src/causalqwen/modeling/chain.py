@@ -84,7 +84,7 @@ class Chain:
         self, model: Grafted, features: Tensor, draws: Draws | None = None, words: Vocabulary | None = None
     ) -> None:
         self.model, self.whole, self.draws = model, features, draws or Integrated()
-        self.features = features[..., : model.config.hidden_size]
+        self.features = features[..., : model.config.hidden_size].to(model.abduction.loc_net.weight.dtype)
         self.action, self.words = model.action, words or model.vocabulary()
 
     # ---- abduction: who speaks ---------------------------------------------------------------------------------------
@@ -389,19 +389,19 @@ class Chain:
 
     # ---- the value ---------------------------------------------------------------------------------------------------
 
-    def read_by_values(self, *, each: bool = False) -> tuple[Tensor, Tensor]:
-        """The law of U as the value head reads it, [..., C] (theory 3.3); `each`: by each of its members, [members, ..., C]."""
-        return self.model.value_reader(self.whole, self.loc_U, self.scale_U, each=each)
+    def read_by_values(self) -> tuple[Tensor, Tensor]:
+        """The law of U as the value head reads it, [..., C] (theory 3.3)."""
+        return self.model.value_reader(self.whole, self.loc_U, self.scale_U)
 
     def value_reach(self, scale: Tensor) -> tuple[Tensor, Tensor]:
         """What an individual reaches, [..., C] with a sign, and the noise's scale, [C] or [..., C], of the scale [..., C] of U
         as the value head reads it (theory 3.14)."""
         return self.model.value_reader.split(self.whole, scale, self.action.noise, self.action.value_law)
 
-    def value(self, *, each: bool = False) -> tuple[Tensor, Tensor]:
-        """(loc_Y, scale_Y) [...], float32 at least, on the value axis (theory 2.4, 3.4); `each`: [members, ...]."""
+    def value(self) -> tuple[Tensor, Tensor]:
+        """(loc_Y, scale_Y) [...], float32 at least, on the value axis (theory 2.4, 3.4)."""
         action, draws = self.action, self.draws
-        loc, scale = self.read_by_values(each=each)
+        loc, scale = self.read_by_values()
         reach, noise = self.value_reach(scale)
         left = draws.left(reach.abs(), noise, action.value_law, whole=True)
         if draws.moves:  # a value has units, which say how far it varies: no temperature above 1
@@ -427,19 +427,15 @@ class Chain:
         """L_reg [n] of values [n], in the data's units, at positions [n]: `law.axis_losses` of
         `config.value_loss` (theory 2.5).
 
-        In training, the mean over the value head's readers of what each would lose alone. law: of the values: a `ValueLaw`, or
-        what stands in for one. group: int64 [n], -1 for none; values of one group share an individual, and each is charged its
-        part of their joint likelihood with e1 integrated out (theory 3.14). candidates: of each value, the numbers that it may
-        be a copy of; not beside a group. places: int64 [n], at which of the chain's positions each value stands, where several
-        may stand at one.
+        law: of the values: a `ValueLaw`, or what stands in for one. group: int64 [n], -1 for none; values of one group share an
+        individual, and each is charged its part of their joint likelihood with e1 integrated out (theory 3.14). candidates: of
+        each value, the numbers that it may be a copy of; not beside a group. places: int64 [n], at which of the chain's
+        positions each value stands, where several may stand at one.
         """
-        each = self.model.training
         at: Any = slice(None) if places is None else places
-        loc_Y, scale_Y = (column[..., at] for column in self.value(each=each))
+        loc_Y, scale_Y = (column[..., at] for column in self.value())
         law = self.model.copy_law(self.features, candidates, law)
         losses = law.axis_losses(loc_Y, scale_Y, values, self.model.config.value_loss)
-        if each:
-            losses, loc_Y = losses.mean(0), loc_Y.mean(0)
         if group is None:
             return losses
         residuals = law.transform.forward(values) - loc_Y

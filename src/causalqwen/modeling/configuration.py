@@ -88,8 +88,8 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "values": ("value_family", "value_loss", "value_digits", "copy_numbers", "copy_size"),
         "value_branch": (
-            "value_branch", "value_branch_hidden_size", "value_branch_members", "value_branch_layers", "value_branch_dropout",
-            "value_branch_direct", "value_crossing",
+            "value_branch", "value_branch_hidden_size", "value_branch_dropout", "value_branch_direct",
+            "value_crossing",
         ),
         "training": ("gate_alpha", "gate_detach", "value_loss_weight"),
     },
@@ -120,9 +120,8 @@ class CausalQwenConfig(PreTrainedConfig):
             (foundations 3.3.2), None for none.
         domains: settings of the domains' abduction networks by name; domain: which one is asked, None for the base's. See
             `add_domain`.
-        value_branch: a residual on loc_U and scale_U that only the value head reads. value_branch_members: how many perceptrons
-            that residual is the mean of; each is trained as if it were alone. value_branch_direct: features move the value
-            straight too, and training starts at a ridge regression on them. value_crossing: in how many directions an
+        value_branch: a residual on loc_U and scale_U that only the value head reads. value_branch_direct: features move
+            the value straight too, and training starts at a ridge regression on them. value_crossing: in how many directions an
             individual may turn around from context to context (`Crossing`); 0 for none. Training on rows that name individuals
             sets it.
         score_scale: "common" (one scale for all scores of a position) or "documents" (|W| scale).
@@ -181,8 +180,6 @@ class CausalQwenConfig(PreTrainedConfig):
     domain: str | None = None
     value_branch: bool = True
     value_branch_hidden_size: Count = 512
-    value_branch_members: Annotated[int, Field(ge=1, le=1000)] = 1
-    value_branch_layers: Annotated[int, Field(ge=0, le=100)] = 2
     value_branch_direct: bool = False
     value_branch_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
     value_crossing: Annotated[int, Field(ge=0)] = 0

@@ -56,14 +56,8 @@ def make_heads(config: CausalQwenConfig) -> dict[str, nn.Module | None]:
     made["abduction"] = abduction
     made["value_branch"] = None
     if config.value_branch:
-        made["value_branch"] = branch = ValueBranch(
-            config.hidden_size,
-            size,
-            config.value_branch_hidden_size,
-            members=config.value_branch_members,
-            layers=config.value_branch_layers,
-            dropout=config.value_branch_dropout,
-        )
+        sizes = config.hidden_size, size, config.value_branch_hidden_size
+        made["value_branch"] = branch = ValueBranch(*sizes, dropout=config.value_branch_dropout)
         if config.value_branch_direct:
             branch.let_lean()
         if config.value_crossing:

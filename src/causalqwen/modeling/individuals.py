@@ -390,17 +390,16 @@ def abduct_noise(
     temperature: float = 1.0,
     seed: int = 0,
 ) -> ObservedNoise:
-    """Draw the own noise under which `individual` (the population average by default) wrote the text, given the text.
+    """Draw the own noise under which `individual` wrote the text, given the text.
 
-    The noise that all tokens share stays integrated out: it is part of each token's own. temperature: of the plan that the
-    noise will be given to. See `individuals.observed_noise`.
+    The noise that all tokens share stays integrated out, and without an individual who speaks, too: both are part of each
+    token's own. temperature: of the plan that the noise will be given to. See `individuals.observed_noise`.
 
     Raises:
         ValueError: no prompt; temperature 0; a text beyond the context; a vocabulary whose scores have no own noise, or are
             not Gaussian.
     """
     model.config.require("a text under observed noise")
-    individual = individual or Individual.nobody(model.config.causal_size)
     if not temperature:
         raise ValueError("at temperature 0 nothing is drawn, and no noise explains a text: give one above 0")
     if not observation.prompt:
@@ -408,12 +407,13 @@ def abduct_noise(
     contexts = contexts_of(model, observation, 2**31)
     if len(contexts) > 1:
         raise ValueError("the text is longer than the context of this model: its noise cannot be found in one piece")
-    read, (text, first) = read_contexts(model, contexts, individual.voice), contexts[0]
+    read = read_contexts(model, contexts, None if individual is None else individual.voice)
+    text, first = contexts[0]
     seen = ~model.config.context.hidden(text.ids == model.config.num_token_id)
     after = seen[first - 1 : -1]  # of the tokens that something is decided after: one position each
     tokens, chosen = text.ids[first:][after], (~text.digits[first:][after]).nonzero().squeeze(-1)
     positions = int(seen[:first].sum()) - 1 + torch.arange(len(tokens), device=model.device)
-    plan = CausalDecoding(individual=individual, own="token", temperature=temperature, seed=seed)
+    plan = CausalDecoding(individual=individual or "marginal", own="token", temperature=temperature, seed=seed)
     bound = BoundDecoding.bind(plan, 1, model.config.causal_size, model.device)
 
     def chain(features: Tensor, places: Tensor) -> Chain:

@@ -10,10 +10,12 @@ the first token that reaches into one: a token that holds the end of a word too 
 
 import copy
 import itertools
+import string
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
+import torch
 from tokenizers import AddedToken
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedTokenizerBase, ProcessorMixin
@@ -32,6 +34,7 @@ from causalqwen.modeling.encoded import (
     rows_of,
 )
 from causalqwen.modeling.ends import NumberEnds
+from causalqwen.modeling.reader import MARKS
 from causalqwen.numbers import FIRST_RULES, NumberRules, NumberStyle, find_numbers, format_number, spaced
 from causalqwen.numbers.grammar import money_inside
 
@@ -42,6 +45,7 @@ NUM_TOKEN = "<NUM>"
 """How `<NUM>` is shown in listings of tokens and where its value is not known."""
 
 _PADDING = ("padding", "padding_side", "pad_to_multiple_of")
+_NUMERIC, _LONGEST = {*string.digits, *MARKS}, 18  # digits that fit an int64
 _CONTEXT, _BEFORE = 8, 16  # tokens, and characters, that decide how a number behind them is written
 
 
@@ -76,6 +80,7 @@ class CausalQwenProcessor(ProcessorMixin):
         self.context = context_of(number_context)
         self._slotted: PreTrainedTokenizerBase | None = None
         self._ends: NumberEnds | None = None
+        self._digits: Tensor | None = None
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, config: Any) -> "CausalQwenProcessor":
@@ -108,13 +113,28 @@ class CausalQwenProcessor(ProcessorMixin):
             self._ends = NumberEnds(self)
         return self._ends
 
+    def digits(self, device: torch.device) -> Tensor:
+        """What each token writes of a number, int64 [3, V], for `read_numbers`: the number, how many digits it has (0 where a
+        token is not digits alone, less where it is one of `MARKS`), and whether a space comes before them."""
+        if self._digits is None:
+            self._digits = torch.zeros(3, len(self.tokenizer), dtype=torch.int64)
+            for name, token in self.tokenizer.get_vocab().items():
+                written = self.tokenizer.decode([token]) if any(sign in _NUMERIC for sign in name) else ""
+                text = written.strip()
+                if text in MARKS:
+                    self._digits[1, token] = MARKS[text]
+                elif text.isascii() and text.isdigit() and len(text) < _LONGEST:
+                    self._digits[:, token] = torch.tensor([int(text), len(text), written != text])
+        self._digits = self._digits.to(device)
+        return self._digits
+
     @property
     def model_input_names(self) -> list[str]:
         return ["input_ids", "attention_mask", "numeric_values"]
 
     def to_dict(self) -> dict[str, Any]:
         settings = super().to_dict()
-        for made in ("_slotted", "_ends"):
+        for made in ("_slotted", "_ends", "_digits"):
             settings.pop(made, None)
         return settings | {"number_rules": self.number_rules.to_dict()}
 

@@ -1,21 +1,30 @@
 """What the whole backbone tells about a position: the features that numbers are read from in closed form.
 
     r = ( h_l at the position, for every third layer l, from the last one down
-          mean of V_l over the positions that it sees, for every layer l )
+          mean of V_l over the positions that it sees, for every layer l,
+          the first numbers that stand before it )
 
 What leaves the last layer was trained to say the next token; what a sentence means in numbers stands earlier and elsewhere. The
-mean of the values in the KV cache is what one attention query of zeros reads. So it keeps no state of its own, and is the same
-behind a prefix that is cached, in pieces, and beside padding.
+mean of the values in the KV cache is what one attention query of zeros reads, and the tokens lie beside them, as one layer of
+the cache more. So it keeps no state of its own, and is the same behind a prefix that is cached, in pieces, and beside padding.
 """
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer
 
 from causalqwen.modeling.context import sequence_starts
 
 EVERY = 3
+NUMBERS = 8
+"""How many of the numbers before a position are read: the first ones, a block each."""
+
+MARKS = {".": -1, ",": -2}
+"""What stands for the digits of a token that is a mark, which a number may hold."""
+
+_LARGEST = 1e300
 
 
 def read_backbone(hidden: Sequence[Tensor], values: Sequence[Tensor], sees: Tensor) -> list[Tensor]:
@@ -51,3 +60,63 @@ def seen_by_each(hidden: Tensor, total: int, mask: Tensor | None, position_ids: 
         sequence = sequence_starts(position_ids).cumsum(-1)
         sees = sees & (sequence[:, :, None] == sequence[:, None])
     return sees
+
+
+class TokensRead(DynamicLayer):
+    """The ids of all tokens of a cache, as a layer of it: whatever is done to the others is done to this one."""
+
+
+def tokens_of(cache: Cache, ids: Tensor) -> Tensor:
+    """The ids int64 [B, T] of all tokens of a cache, of which `ids` [B, S] were read last.
+
+    ValueError where the backbone alone has read others before them.
+    """
+    tokens = cache.layers[-1]
+    if not isinstance(tokens, TokensRead):
+        tokens = TokensRead()
+        cache.layers.append(tokens)
+    column = ids[:, None, :, None]
+    every = tokens.update(column, column)[0][:, 0, :, 0]
+    if every.shape[1] != cache.get_seq_length():
+        raise ValueError("numbers are read from all tokens of a text, and this cache was filled by the backbone alone")
+    return every
+
+
+def read_numbers(ids: Tensor, sees: Tensor, digits: Tensor) -> list[Tensor]:
+    """The first `NUMBERS` numbers that stand before each position, in their order, a block [B, S, 2] each, float32:
+    log(1 + number) and 1, or 0 and 0 where there are fewer.
+
+    A number is a run of tokens of digits, its last point a decimal one, and is known once another token stands behind it.
+
+    ids: int64 [B, T]. sees: bool [B, S, T]. digits: int64 [3, V], see `CausalQwenProcessor.digits`.
+    """
+    values, lengths, opens = digits[:, ids.clamp(0, digits.shape[1] - 1)]
+    lengths = lengths.masked_fill((ids < 0) | (ids >= digits.shape[1]), 0)
+    digit = lengths > 0
+    inside = (lengths < 0) & _beside(digit, -1) & _beside(digit & (opens == 0), 1)
+    part = inside | digit
+    run = (part & (~_beside(part, -1) | (opens > 0))).cumsum(-1) * part
+    places, written = torch.arange(ids.shape[1], device=ids.device).expand_as(ids), lengths.clamp(min=0).cumsum(-1)
+    none = ids.new_zeros(len(ids), int(run.max()) + 1 + NUMBERS)  # run 0 is no number
+
+    def last(of: Tensor) -> Tensor:
+        return none.scatter_reduce(1, run, of, "amax")
+
+    point = last(torch.where(inside & (lengths == MARKS["."]), written, 0))
+    point = torch.where(point > 0, point, last(written))
+    powers = 10.0 ** (point.gather(1, run) - written).double()
+    numbers = none.double().scatter_add(1, run, torch.where(digit, values * powers, 0.0))
+    end, which = last(places), torch.arange(none.shape[1], device=ids.device)
+    ended = end + (_beside(lengths, 1) < 0).gather(1, end)
+    known = sees.gather(-1, end.unsqueeze(1).expand(-1, sees.shape[1], -1))
+    known &= torch.where(sees, places.unsqueeze(1), -1).amax(-1, keepdim=True) > ended.unsqueeze(1)
+    known &= ((which > 0) & (which <= run.amax(-1, keepdim=True))).unsqueeze(1)
+    first = (~known).int().argsort(dim=-1, stable=True)[..., :NUMBERS]
+    known = known.gather(-1, first)
+    told = numbers.clamp(max=_LARGEST).log1p().unsqueeze(1).expand(-1, sees.shape[1], -1).gather(-1, first)
+    return list(torch.stack([told * known, known], dim=-1).float().unbind(-2))
+
+
+def _beside(of: Tensor, step: int) -> Tensor:
+    """What stands `step` (1 or -1) places further in each row [B, T], 0 beyond its ends."""
+    return torch.nn.functional.pad(of, (1, 1))[:, 1 + step : 1 + step + of.shape[1]]

@@ -15,8 +15,7 @@ class ValueBranch(nn.Module):
         loc_V = loc_U + r_loc(x),   scale_V = scale_U exp(r_scale(x)),   noise_V = |b_noise| exp(d),   x = (z - mean) / std
 
     r is a perceptron whose last layer starts at zero, as d does; mean and std are fitted on training features (0 and 1 before),
-    because a few coordinates of a language model's features are tens of times larger than the others. With `members`, r is the
-    mean of so many perceptrons, which differ in their hidden layers' start.
+    because a few coordinates of a language model's features are tens of times larger than the others.
 
     After `let_lean`, x moves the value straight as well: r_loc(x) + a (d x), r_scale(x) + e x with a [C], d and e [H], zero at
     the start, from where the training begins at a regression.
@@ -25,24 +24,9 @@ class ValueBranch(nn.Module):
     feature_mean: Tensor
     feature_std: Tensor
 
-    def __init__(
-        self,
-        hidden_size: int,
-        causal_size: int,
-        perceptron_size: int,
-        *,
-        members: int = 1,
-        layers: int = 1,
-        dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, hidden_size: int, causal_size: int, perceptron_size: int, dropout: float = 0.0) -> None:
         super().__init__()
-
-        def perceptron() -> ResidualPerceptron:
-            return ResidualPerceptron(hidden_size, perceptron_size, 2 * causal_size, layers=layers, dropout=dropout)
-
-        self.residual = perceptron()
-        with torch.random.fork_rng(devices=()):  # whatever is drawn behind the branch does not depend on members
-            self.others = nn.ModuleList(perceptron() for _ in range(members - 1))
+        self.residual = ResidualPerceptron(hidden_size, perceptron_size, 2 * causal_size, layers=2, dropout=dropout)
         self.log_noise = nn.Parameter(torch.zeros(()))
         self.direct: nn.Parameter | None = None
         self.along: nn.Parameter | None = None
@@ -63,9 +47,8 @@ class ValueBranch(nn.Module):
         return (features.to(self.feature_mean.dtype) - self.feature_mean) / self.feature_std
 
     def start_anew(self) -> None:
-        """Every member as at a start, by torch's own generator."""
-        for member in (self.residual, *self.others):
-            member.reset_parameters()
+        """As at a start, by torch's own generator."""
+        self.residual.reset_parameters()
         if self.direct is not None:
             nn.init.zeros_(self.direct)
             nn.init.zeros_(self.along)
@@ -80,13 +63,10 @@ class ValueBranch(nn.Module):
             else self.crossing.split(self.standardize(features), scale, noise, law)
         )
 
-    def forward(self, features: Tensor, loc: Tensor, scale: Tensor, *, each: bool = False) -> tuple[Tensor, Tensor]:
-        """z [..., H], loc_U and scale_U [..., C] -> the loc and scale of U that the value head reads, float32; with `each`,
-        those that each member alone would give, [members, ..., C]."""
+    def forward(self, features: Tensor, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """z [..., H], loc_U and scale_U [..., C] -> the loc and scale of U that the value head reads, float32."""
         standardized = self.standardize(features)
-        members = torch.stack([member(standardized) for member in (self.residual, *self.others)])
-        residual = members if each else members.mean(0)
-        loc_residual, scale_residual = residual.to(scale.dtype).chunk(2, dim=-1)
+        loc_residual, scale_residual = self.residual(standardized).to(scale.dtype).chunk(2, dim=-1)
         if self.direct is not None:
             of_loc, of_scale = F.linear(standardized, self.direct).unsqueeze(-2).unbind(-1)
             loc_residual, scale_residual = loc_residual + of_loc * self.along, scale_residual + of_scale
@@ -107,6 +87,6 @@ class PlainReader:
         """scale_U [..., C] and |b_noise| [C] as they are."""
         return scale, noise
 
-    def __call__(self, features: Tensor, loc: Tensor, scale: Tensor, *, each: bool = False) -> tuple[Tensor, Tensor]:
-        """loc_U and scale_U [..., C] as they are; with `each`, of one reader, [1, ..., C]."""
-        return (loc[None], scale[None]) if each else (loc, scale)
+    def __call__(self, features: Tensor, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """loc_U and scale_U [..., C] as they are."""
+        return loc, scale

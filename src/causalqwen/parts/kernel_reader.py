@@ -83,12 +83,11 @@ class KernelReader(nn.Module):
         low, high = self.bounds.to(r)
         return torch.minimum(torch.maximum(made, low), high)
 
-    def forward(self, features: Tensor, loc: Tensor, scale: Tensor, *, each: bool = False) -> tuple[Tensor, Tensor]:
+    def forward(self, features: Tensor, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """z and r [..., H + R], loc_U and scale_U [..., C], which are not read -> the law of U that the value head reads,
-        float32; with `each`, of one reader, [1, ..., C]."""
+        float32."""
         loc, log_scale = self.read(features).unsqueeze(-2).unbind(-1)
-        made = (loc - self.shift) * self.along, (log_scale.exp() * self.unit).expand_as(scale)
-        return (made[0][None], made[1][None]) if each else made
+        return (loc - self.shift) * self.along, (log_scale.exp() * self.unit).expand_as(scale)
 
     def standardize(self, features: Tensor) -> Tensor:
         """z [..., H] as its kernel reads it, in units of about a standard deviation."""

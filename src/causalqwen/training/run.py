@@ -23,7 +23,6 @@ from causalqwen.modeling.card import CARD, is_somebodys
 from causalqwen.modeling.grafting import renew_values
 from causalqwen.modeling.heads import check_made
 from causalqwen.modeling.loading import fingerprint
-from causalqwen.numbers import ValueLaw
 from causalqwen.training import ranks
 from causalqwen.training.announcing import announce
 from causalqwen.training.axes import (
@@ -39,7 +38,7 @@ from causalqwen.training.choice_of_people import EVALUATIONS, ChoiceOfPeople, ap
 from causalqwen.training.copies import say_again
 from causalqwen.training.features import FactStore, update_with_rows
 from causalqwen.training.held_out import FEWEST_HELD, hold_out, rows_together
-from causalqwen.training.scores import coverage_by_kind, coverage_by_scale, law_of_new, score_tokens, uneven_coverage
+from causalqwen.training.scores import coverage_by_scale, law_of_new, score_tokens, uneven_coverage
 from causalqwen.training.settings import STAGES, TrainSettings, ValueStage
 from causalqwen.training.sharding import is_sharded
 from causalqwen.training.stages import TRAINERS, WORK, Run, check_stages
@@ -51,7 +50,7 @@ _FEWEST_OF_TENTHS = 100
 _FOLDS = 5
 """Folds of the evaluation rows, each covered by levels that the others gave."""
 
-BRANCH: dict[str, Any] = {"value_branch_dropout": 0.5, "value_branch_members": 4, "value_loss": "crps"}
+BRANCH: dict[str, Any] = {"value_branch_dropout": 0.5, "value_loss": "crps"}
 """Settings of a branch that is trained by gradients, where the graft says nothing (experiments 13)."""
 
 FEWEST_UPDATES = 156
@@ -276,8 +275,6 @@ def _final_scores(run: Run) -> dict[str, Any]:
     known = [scores["values"][name] for name in ("loc", "scale", "value")]
     if len(classes) >= _FEWEST_OF_TENTHS and not model.copies:
         scores["metrics"]["scale_deciles"] = coverage_by_scale(scores["law"], *known)
-        if isinstance(scores["law"], ValueLaw):
-            scores["metrics"]["scale_kinds"] = coverage_by_kind(scores["law"], *known)
     return scores["metrics"]
 
 

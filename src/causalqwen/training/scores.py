@@ -261,23 +261,10 @@ def score_classes(
 def coverage_by_scale(law: AnyLaw, loc: Tensor, scale: Tensor, values: Tensor) -> list[dict[str, Any]]:
     """Tenths of the values by predicted scale on the axis, ascending: numbers, scale (the greatest), coverage as in
     `score_values`. An average may hide two populations: one that is certain, and one whose intervals are useless."""
-    return _coverage_of(scale.argsort().tensor_split(10), law, loc, scale, values)
-
-
-def coverage_by_kind(law: ValueLaw, loc: Tensor, scale: Tensor, values: Tensor) -> list[dict[str, Any]]:
-    """The same of the kinds of numbers that have levels of their own (`ValueLaw.fit_interval_kinds`), by ascending scale."""
-    leasts = torch.tensor([least for least, _ in law.interval_kinds], dtype=scale.dtype)
-    kind = torch.bucketize(scale, leasts, right=True)
-    return _coverage_of([(kind == one).nonzero()[:, 0] for one in range(len(leasts) + 1)], law, loc, scale, values)
-
-
-def _coverage_of(
-    parts: Sequence[Tensor], law: AnyLaw, loc: Tensor, scale: Tensor, values: Tensor
-) -> list[dict[str, Any]]:
-    inside = _inside(law, loc, scale, values)
+    inside, tenths = _inside(law, loc, scale, values), scale.argsort().tensor_split(10)
     return [
         {"numbers": len(rows), "scale": scale[rows].max().item(), "coverage": _coverage(inside[..., rows])["coverage"]}
-        for rows in parts
+        for rows in tenths
         if len(rows)
     ]
 

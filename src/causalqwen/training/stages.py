@@ -246,8 +246,7 @@ def _lean_on_people(model: CausalQwenForCausalLM, store: FactStore, rows: FactRo
     slopes, _ = _ridge((x.double() - middle).cpu(), (step - step.mean()).cpu(), (_PEOPLE_RIDGE,))
     branch.direct[1].add_(slopes.to(branch.direct))
     start = step.mean() - middle.cpu() @ slopes
-    for member in (branch.residual, *branch.others):
-        member.last.bias[member.last.bias.shape[0] // 2 :] += start.item()
+    branch.residual.last.bias[branch.causal_size :] += start.item()
     branch.log_noise.add_(math.log(unit * noise / noise_scale))
 
 
@@ -273,8 +272,7 @@ def _center(model: CausalQwenForCausalLM, branch: ValueBranch, noise: float) -> 
     row = head.weight
     head.bias.sub_(model.action.value(loc, scale)[0].squeeze())
     spread = law.linear_scale(scale, row).log().squeeze()
-    for member in (branch.residual, *branch.others):
-        member.last.bias[member.last.bias.shape[0] // 2 :] -= spread
+    branch.residual.last.bias[branch.causal_size :] -= spread
     own = law.linear_scale(model.action.noise.unsqueeze(0), row).squeeze()
     if own > 0:  # a start without noise keeps none
         branch.log_noise.copy_(math.log(noise) - own.log())
@@ -306,8 +304,7 @@ def _lean(model: CausalQwenForCausalLM, store: FactStore) -> None:
     apart = (left - left.median()).abs().clamp(min=_LEAST_LEFT)
     least = apart.median() / law.quantile(torch.tensor(0.75))
     step = float((least.clamp(min=1e-6) / scale[0]).log())
-    for member in (branch.residual, *branch.others):
-        member.last.bias[member.last.bias.shape[0] // 2 :] += step
+    branch.residual.last.bias[branch.causal_size :] += step
     branch.log_noise.add_(step)
 
 

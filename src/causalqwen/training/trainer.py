@@ -341,7 +341,7 @@ class CausalTrainer(Trainer):
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Weight decay is for the matrices of the value branch and of adapters, not for rows, heads and biases."""
-        decayed = (".residual.", ".others.", ".lora_")
+        decayed = (".residual.", ".lora_")
         return [n for n, p in model.named_parameters() if p.dim() > 1 and any(part in n for part in decayed)]
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:

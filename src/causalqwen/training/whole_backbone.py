@@ -13,7 +13,7 @@ from causalqwen.distributions import get_value_family
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.grafting import renew_values
 from causalqwen.modeling.outputs import CACHE
-from causalqwen.modeling.reader import read_backbone
+from causalqwen.modeling.reader import NUMBERS, read_backbone
 from causalqwen.numbers import ValueTransform
 from causalqwen.numbers.law import rows_of_classes
 from causalqwen.parts.copying import Candidates
@@ -59,7 +59,7 @@ def blocks_of(model: CausalQwenForCausalLM) -> list[int]:
     out = model.backbone.base_model(input_ids=ids, output_hidden_states=True, use_cache=True, return_dict=True)
     values = [layer.values for layer in out[CACHE].layers]
     blocks = read_backbone(out.hidden_states[1:], values, torch.ones(1, 1, 1, dtype=torch.bool, device=model.device))
-    return [block.shape[-1] for block in blocks]
+    return [*(block.shape[-1] for block in blocks), *[2] * NUMBERS]
 
 
 def _unit(family: str, ratios: torch.Tensor) -> tuple[float, float]:
@@ -111,7 +111,7 @@ class WholeBackbone:
         self.is_new, self.groups = ~stands.numpy(), groups
         counted = ~self.numbers.certain.numpy() & self.is_new
         counted |= not counted.any()
-        tied = len(model.reads_backbone or ())
+        tied = len(model.reads_backbone or [None] * NUMBERS) - NUMBERS
         self.kernel = BlockKernel(every, blocks, values, groups, self._axes, counted, units, tied, shape)
         self.z = torch.cat([store.facts.tensor("features")[of] for (_, store), of in zip(known, at, strict=True)])
         self.axis, ridge = self.kernel.ridge.axis, self.kernel.ridge
