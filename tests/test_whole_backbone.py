@@ -90,6 +90,9 @@ def test_features_are_the_same_however_a_text_is_read(tiny_tokenizer, family, co
         behind = model.features(**rest, attention_mask=found["attention_mask"], cache=first[CACHE])
     torch.testing.assert_close(behind.last_hidden_state[:, -1], alone[:1], rtol=1e-4, atol=1e-5)
     assert model.features(**found, use_cache=False).get(CACHE) is None
+    cache = model.backbone(torch.ones(1, 4, dtype=torch.int64))[CACHE]
+    with pytest.raises(ValueError, match="this cache was filled by the backbone alone"):
+        model.features(**rest, attention_mask=found["attention_mask"], cache=cache)
 
 
 def test_sequences_in_one_row_are_read_apart(tiny_tokenizer):
@@ -139,13 +142,6 @@ def test_numbers_before_a_position_are_those_of_its_text(tiny_tokenizer):
             torch.testing.assert_close(told[end, : len(values), 0], torch.tensor(values).log1p())
             found += len(values)
     assert found > 1000
-
-
-def test_a_cache_that_the_backbone_filled_alone_is_refused(tiny_tokenizer):
-    model, ids = reading(graft_tiny("qwen2", tiny_tokenizer)), torch.tensor([[70, 71, 72]])
-    cache = model.backbone(ids, use_cache=True)[CACHE]
-    with pytest.raises(ValueError, match="numbers are read from all tokens of a text, and this cache was filled"):
-        model.features(ids, torch.ones(1, 6, dtype=torch.int64), cache=cache)
 
 
 # ---- the fit ---------------------------------------------------------------------------------------------------------
@@ -305,6 +301,24 @@ def test_a_text_says_what_is_predicted(fitted):
         out = model.generate(**found, max_new_tokens=8, causal_decoding=plan, return_dict_in_generate=True)
         drawn[seed] = out.numeric_values[out.sequences == model.config.num_token_id][0].item()
     assert drawn[1] != drawn[2] and all(abs(value - wanted) < 60 for value in drawn.values())
+
+
+def test_numbers_of_the_text_say_what_comes_however_it_is_decided(tokenizer, tmp_path):
+    model, chance = graft_tiny("qwen2", tokenizer, number_context="digits"), np.random.default_rng(0)
+    told = [(f"In {year} they had {size} and then", 3.0 * size) for year, size in chance.integers(100, 900, (150, 2))]
+    examples = encoded(model, [{"prompt": prompt, "value": value} for prompt, value in told])
+    scores = train(model, examples, [], tmp_path / "out", CLOSED)
+    assert scores["median_error"] < 30  # of 300 to 2,700
+    model.eval().action.num_bias.data += 1e3
+    prompts = ["And so it is. In 300 they had 200 and then", "In 512 they had 640.5 and then"]
+    wanted = [prediction.median for prediction in model.predict_number(prompts)]
+    ways = {"use_cache": False}, {"num_beams": 2}, {"prompt_lookup_num_tokens": 2}
+    for way in ({}, *ways, {"cache_implementation": "static", "disable_compile": True}):
+        for prompt, median in zip(prompts, wanted, strict=True):
+            asked = inputs(model, [prompt])[0] | way | {"max_new_tokens": 9, "do_sample": False}
+            out = model.generate(**asked, return_dict_in_generate=True)
+            said = out.numeric_values[out.sequences == model.config.num_token_id]
+            assert said[2].item() == pytest.approx(median, rel=1e-3), way  # behind the two of the prompt
 
 
 def test_somebody_is_inferred_from_what_they_said(fitted):

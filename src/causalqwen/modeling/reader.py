@@ -10,6 +10,7 @@ the cache more. So it keeps no state of its own, and is the same behind a prefix
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,13 +43,15 @@ def read_backbone(hidden: Sequence[Tensor], values: Sequence[Tensor], sees: Tens
     return [*hidden[::-EVERY], *(mean.transpose(1, 2).flatten(2) for mean in means)]
 
 
-def seen_by_each(hidden: Tensor, total: int, mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
+def seen_by_each(hidden: Tensor, total: int, mask: Any, position_ids: Tensor | None) -> Tensor:
     """Say which of `total` positions each of the last S sees, bool [B, S, total], S and B as of `hidden` [B, S, H].
 
-    mask: [B, total], or [B, 1, S, >= total] as it is added to attention's scores, or allows; None for all that come before.
+    mask: [B, total], or [B, 1, S, >= total] as it is added to attention's scores, or allows, or such a one for each kind of
+    layer; None for all that come before.
     position_ids: where sequences that are packed into one row begin, if there is no mask.
     """
     batch, length = hidden.shape[:2]
+    mask = mask["full_attention"] if isinstance(mask, dict) else mask
     if mask is not None and mask.dim() == 4:
         allowed = mask[:, 0, :, :total]
         return (allowed if allowed.dtype == torch.bool else allowed >= 0).expand(batch, -1, -1)
