@@ -61,12 +61,6 @@ def whole(tiny_tokenizer, tmp_path_factory) -> Path:
             "32",
             r"text_config.hidden_size: expected a whole number, got '32'",
         ),
-        (
-            "config.json",
-            ["settings", "value_branch", "value_branch_dropout"],
-            1.5,
-            r"value_branch_dropout: input should be less than 1, got 1.5",
-        ),
         ("config.json", ["settings", "values", "value_digit"], 3, r"did you mean settings.values.value_digits\?"),
         ("config.json", ["settings", "value_digits"], 3, r"settings.value_digits: expected settings by name, got 3"),
         ("config.json", ["fitted"], [], r"fitted: expected settings by part, got \[\]"),

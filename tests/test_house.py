@@ -15,15 +15,15 @@ MOST_LINES = {
     "causalqwen/individuals": 833,
     "causalqwen/kernels": 978,
     "causalqwen/losses": 308,
-    "causalqwen/modeling": 8_689,
+    "causalqwen/modeling": 8_697,
     "causalqwen/numbers": 1_790,
-    "causalqwen/parts": 943,
+    "causalqwen/parts": 952,
     "causalqwen/serving": 2_896,
     "causalqwen/training": 5_099,
     "causalqwen_cli": 1_301,
     "causalqwen_evals": 410,
     "causalqwen_vllm": 1_892,
-    "tests": 30_175,
+    "tests": 30_174,
 }
 """Lines of Python in a package, at most: where one has shrunk, its row is lowered. None is raised, but for what takes the place
 of more: modeling, parts, training, the plug-in and tests hold values in closed form beside the gradient fits that these

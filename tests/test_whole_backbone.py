@@ -142,6 +142,11 @@ def test_numbers_before_a_position_are_those_of_its_text(tiny_tokenizer):
             torch.testing.assert_close(told[end, : len(values), 0], torch.tensor(values).log1p())
             found += len(values)
     assert found > 1000
+    five, word = ids[5], ids[pieces.index(" the")]
+    assert model.features(torch.tensor([ids[0] * 400 + five + word])).last_hidden_state.isfinite().all()
+    row, places = torch.tensor([word + five + five + word]), torch.arange(2 * len(word + five)) % len(word + five)
+    packed = model.features(row, position_ids=places[None]).last_hidden_state[0, -1, -2 * NUMBERS :]
+    torch.testing.assert_close(packed[:3], torch.tensor([5.0, np.e - 1, 0]).log1p())  # not 55, of two sequences
 
 
 # ---- the fit ---------------------------------------------------------------------------------------------------------

@@ -223,6 +223,10 @@ class GraftedModel(PreTrainedModel, laws.GraftModules, CausalGenerationMixin):
         if input_ids is not None:
             hidden = self.numeric_embedding.gate(hidden, input_ids, numeric_values)
         if whole:
+            if outputs.get(CACHE) is None:
+                raise ValueError(
+                    "numbers are read from the cache, which gradient checkpointing does without: model.eval()"
+                )
             ids = hidden.new_full(hidden.shape[:2], -1, dtype=torch.int64) if input_ids is None else input_ids
             ids = tokens_of(outputs[CACHE], ids)
             values = [layer.values for layer in outputs[CACHE].layers[:-1]]

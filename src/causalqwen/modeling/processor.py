@@ -45,7 +45,7 @@ NUM_TOKEN = "<NUM>"
 """How `<NUM>` is shown in listings of tokens and where its value is not known."""
 
 _PADDING = ("padding", "padding_side", "pad_to_multiple_of")
-_NUMERIC, _LONGEST = {*string.digits, *MARKS}, 18  # digits that fit an int64
+_NUMERIC, _LONGEST = set(string.digits), 18  # digits that fit an int64
 _CONTEXT, _BEFORE = 8, 16  # tokens, and characters, that decide how a number behind them is written
 
 
@@ -117,14 +117,16 @@ class CausalQwenProcessor(ProcessorMixin):
         """What each token writes of a number, int64 [3, V], for `read_numbers`: the number, how many digits it has (0 where a
         token is not digits alone, less where it is one of `MARKS`), and whether a space comes before them."""
         if self._digits is None:
-            self._digits = torch.zeros(3, len(self.tokenizer), dtype=torch.int64)
-            for name, token in self.tokenizer.get_vocab().items():
-                written = self.tokenizer.decode([token]) if any(sign in _NUMERIC for sign in name) else ""
-                text = written.strip()
-                if text in MARKS:
-                    self._digits[1, token] = MARKS[text]
+            tokens = self.tokenizer.get_vocab()
+            self._digits = torch.zeros(3, 1 + max(tokens.values()), dtype=torch.int64)
+            for name, token in tokens.items():
+                text = self.tokenizer.decode([token]).strip() if any(sign in _NUMERIC for sign in name) else ""
+                if name in MARKS:
+                    self._digits[1, token] = MARKS[name]
                 elif text.isascii() and text.isdigit() and len(text) < _LONGEST:
-                    self._digits[:, token] = torch.tensor([int(text), len(text), written != text])
+                    self._digits[:, token] = torch.tensor(
+                        [int(text), len(text), name != text]
+                    )  # a space's sign before it
         self._digits = self._digits.to(device)
         return self._digits
 

@@ -25,7 +25,7 @@ NUMBERS = 8
 MARKS = {".": -1, ",": -2}
 """What stands for the digits of a token that is a mark, which a number may hold."""
 
-_LARGEST = 1e300
+_FARTHEST = 300  # digits from the point, which float64 holds
 
 
 def read_backbone(hidden: Sequence[Tensor], values: Sequence[Tensor], sees: Tensor) -> list[Tensor]:
@@ -94,11 +94,13 @@ def read_numbers(ids: Tensor, sees: Tensor, digits: Tensor) -> list[Tensor]:
     ids: int64 [B, T]. sees: bool [B, S, T]. digits: int64 [3, V], see `CausalQwenProcessor.digits`.
     """
     values, lengths, opens = digits[:, ids.clamp(0, digits.shape[1] - 1)]
-    lengths = lengths.masked_fill((ids < 0) | (ids >= digits.shape[1]), 0)
-    digit = lengths > 0
-    inside = (lengths < 0) & _beside(digit, -1) & _beside(digit & (opens == 0), 1)
+    lengths = lengths.masked_fill((ids < 0) | (ids >= digits.shape[1]) | ~sees.any(1), 0)
+    digit, goes_on = lengths > 0, opens == 0
+    apart = ~sees.diagonal(ids.shape[1] - sees.shape[1] - 1, 1, 2)  # from the token before, in a sequence of its own
+    goes_on[:, ids.shape[1] - apart.shape[1] :] &= ~apart
+    inside = (lengths < 0) & goes_on & _beside(digit, -1) & _beside(digit & goes_on, 1)
     part = inside | digit
-    run = (part & (~_beside(part, -1) | (opens > 0))).cumsum(-1) * part
+    run = (part & ~(_beside(part, -1) & goes_on)).cumsum(-1) * part
     places, written = torch.arange(ids.shape[1], device=ids.device).expand_as(ids), lengths.clamp(min=0).cumsum(-1)
     none = ids.new_zeros(len(ids), int(run.max()) + 1 + NUMBERS)  # run 0 is no number
 
@@ -107,7 +109,7 @@ def read_numbers(ids: Tensor, sees: Tensor, digits: Tensor) -> list[Tensor]:
 
     point = last(torch.where(inside & (lengths == MARKS["."]), written, 0))
     point = torch.where(point > 0, point, last(written))
-    powers = 10.0 ** (point.gather(1, run) - written).double()
+    powers = 10.0 ** (point.gather(1, run) - written).double().clamp(-_FARTHEST, _FARTHEST)
     numbers = none.double().scatter_add(1, run, torch.where(digit, values * powers, 0.0))
     end, which = last(places), torch.arange(none.shape[1], device=ids.device)
     ended = end + (_beside(lengths, 1) < 0).gather(1, end)
@@ -116,7 +118,7 @@ def read_numbers(ids: Tensor, sees: Tensor, digits: Tensor) -> list[Tensor]:
     known &= ((which > 0) & (which <= run.amax(-1, keepdim=True))).unsqueeze(1)
     first = (~known).int().argsort(dim=-1, stable=True)[..., :NUMBERS]
     known = known.gather(-1, first)
-    told = numbers.clamp(max=_LARGEST).log1p().unsqueeze(1).expand(-1, sees.shape[1], -1).gather(-1, first)
+    told = numbers.clamp(max=10.0**_FARTHEST).log1p().unsqueeze(1).expand(-1, sees.shape[1], -1).gather(-1, first)
     return list(torch.stack([told * known, known], dim=-1).float().unbind(-2))
 
 

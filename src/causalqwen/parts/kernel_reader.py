@@ -53,6 +53,15 @@ class KernelReader(nn.Module):
         self.register_buffer("shift", torch.zeros(1))
         self.register_buffer("unit", torch.ones(1))
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move everything, and cast nothing: `told` computes in the dtype of what it reads."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            made: Tensor = fn(tensor)
+            return made if made.dtype == tensor.dtype else tensor.to(made.device)
+
+        return super()._apply(moved, recurse)
+
     def kernels(self, x: Tensor, support: Tensor) -> Tensor:
         """k [..., n] of standardised rows x [..., R] with others [n, those of R in blocks that have a share]."""
         of_blocks = zip(self.parts, self.used, x.split(self.blocks, -1), strict=True)
