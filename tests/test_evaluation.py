@@ -103,7 +103,7 @@ def test_the_report_is_one_self_contained_page(trained, tmp_path):
     for told in (
         "A &lt;name&gt;",
         "Go &lt;on&gt;.",
-        "ridge on the same features",
+        "ridge on character n-grams",
         "Made by `causalqwen demo` in 1.5 minutes",
     ):
         assert told in page
