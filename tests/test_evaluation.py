@@ -297,9 +297,9 @@ def test_what_no_column_of_parquet_holds_is_text(trained, tmp_path, monkeypatch,
 def test_facts_of_a_store_and_prompts_of_a_table_belong_together(trained, tmp_path):
     model, examples, _ = trained
     store = FactStore.build(model, examples[:5], tmp_path)
-    made = number_table(model, examples[:5], store)
+    made, at = number_table(model, examples[:5]), np.isfinite(store.facts.values)
     assert made.prompts[1] == "The long one is" and made.values.tolist() == [50, 91, 52, 93, 54]
     inputs = model.processor(made.prompts[1], return_tensors="pt")
     with torch.no_grad():
         z = model.features(**inputs).last_hidden_state[0, -1]
-    torch.testing.assert_close(torch.from_numpy(made.features[1]), z, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(torch.from_numpy(store.facts.features[at][1]), z, rtol=1e-3, atol=1e-4)

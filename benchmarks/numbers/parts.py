@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from causalqwen.data import Example, Row, encode_rows
 from causalqwen.data.columns import Columns
-from causalqwen.evaluation.number_table import NumberTable, number_table
+from causalqwen.evaluation.number_table import NumberTable
 from causalqwen.extras import extra
 from causalqwen.files import write_text
 from causalqwen.modeling import CausalQwenForCausalLM
@@ -96,10 +97,9 @@ def prepare(
             took(f"facts {store.folder.name}", started, len(examples))
         numbers = store.facts.numbers
         candidates = None if numbers is None else Candidates(**numbers.candidates())  # of every row, in order
-        cells = _cells(records[part])
-        tables[part] = replace(
-            number_table(model, examples, store), prompts=prompts, candidates=candidates, cells=cells
-        )
+        at, cells = np.isfinite(store.facts.values), _cells(records[part])
+        features, values = (np.array(column[at]) for column in (store.facts.features, store.facts.values))
+        tables[part] = NumberTable(prompts, features, values, candidates, cells=cells)
     asking = f"prompt {store.folder.name}"
     if asking not in seconds:
         some, started = prompts[: 2 * _BATCH], time.perf_counter()

@@ -10,13 +10,11 @@ from causalqwen.data import Example
 from causalqwen.data.columns import Columns
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.parts.copying import Candidates
-from causalqwen.training import FactStore
 
 
 @dataclass(frozen=True)
 class NumberTable:
-    """Numbers to predict: the text before each, the features there [n, H] ([n, 0] where none were kept), and
-    its value [n].
+    """Numbers to predict: the text before each, the features there [n, H] ([n, 0] where none were read), and its value [n].
 
     candidates: the numbers in each text, where the model that read them copies. class_name: of what kind all of them are, to a
     model of several kinds. cells: the columns that the texts were made of, where there were some.
@@ -33,22 +31,14 @@ class NumberTable:
         return len(self.prompts)
 
 
-def number_table(
-    model: CausalQwenForCausalLM, examples: Sequence[Example], store: FactStore | None = None
-) -> NumberTable:
-    """Every number that the examples predict, in their order: the text before it, its value, and the features kept of it in
-    `store`."""
-    prompts, values, places = [], [], []
-    num_id = model.config.num_token_id
-    for index, example in enumerate(examples):
-        place = store.offsets[index] if store else 0
+def number_table(model: CausalQwenForCausalLM, examples: Sequence[Example]) -> NumberTable:
+    """Every number that the examples predict, in their order: the text before it and its value; no features."""
+    prompts, values = [], []
+    for example in examples:
         for end, token in enumerate(example.input_ids):
             if end == 0 or (example.learned is not None and not example.learned[end]):
                 continue
-            if token == num_id and math.isfinite(example.numeric_labels[end]):
+            if token == model.config.num_token_id and math.isfinite(example.numeric_labels[end]):
                 prompts.append(model.processor.decode(example.input_ids[:end], example.numeric_values[:end]))
                 values.append(example.numeric_labels[end])
-                places.append(place)
-            place += 1
-    features = np.array(store.facts.features[places]) if store else np.zeros((len(prompts), 0), np.float32)
-    return NumberTable(prompts, features, np.array(values, dtype=np.float64))
+    return NumberTable(prompts, np.zeros((len(prompts), 0), np.float32), np.array(values, dtype=np.float64))

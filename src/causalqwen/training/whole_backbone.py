@@ -111,7 +111,8 @@ class WholeBackbone:
         self.is_new, self.groups = ~stands.numpy(), groups
         counted = ~self.numbers.certain.numpy() & self.is_new
         counted |= not counted.any()
-        tied = len(model.reads_backbone or [None] * NUMBERS) - NUMBERS
+        assert model.reads_backbone is not None, "its rows were read"
+        tied = len(model.reads_backbone) - NUMBERS
         self.kernel = BlockKernel(every, blocks, values, groups, self._axes, counted, units, tied, shape)
         self.z = torch.cat([store.facts.tensor("features")[of] for (_, store), of in zip(known, at, strict=True)])
         self.axis, ridge = self.kernel.ridge.axis, self.kernel.ridge
