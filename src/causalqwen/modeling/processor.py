@@ -124,9 +124,7 @@ class CausalQwenProcessor(ProcessorMixin):
                 if name in MARKS:
                     self._digits[1, token] = MARKS[name]
                 elif text.isascii() and text.isdigit() and len(text) < _LONGEST:
-                    self._digits[:, token] = torch.tensor(
-                        [int(text), len(text), name != text]
-                    )  # a space's sign before it
+                    self._digits[:, token] = torch.tensor([int(text), len(text), name != text])
         self._digits = self._digits.to(device)
         return self._digits
 
