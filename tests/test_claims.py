@@ -784,6 +784,6 @@ def test_a_value_is_computed_only_where_a_number_comes_and_that_saves_little(tin
             tiny_llama.action.num_bias.fill_(bias)
         tiny_llama.generate(**inputs, max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
         assert len(calls) == expected
-    branch = ValueBranch(576, 576, 512, layers=2)  # at SmolLM2's size
+    branch = ValueBranch(576, 576, 512)  # at SmolLM2's size
     head = action_of(576, 1)[0].value_head.weight.numel()
     assert head == 576 and head + sum(p.numel() for p in branch.parameters()) < 134_515_008 / 100
