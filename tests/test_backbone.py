@@ -52,6 +52,7 @@ def trained(tmp_path_factory) -> CausalQwenForCausalLM:
     return model
 
 
+@pytest.mark.slow
 def test_two_thousand_tokens_of_text_are_untouched_before_and_after_stage_one(smollm2, trained):
     paragraphs = speech_paragraphs(numbers=False)[:24]
     fresh = AutoModelForCausalLM.from_pretrained(default_backbone_path()).state_dict()
@@ -70,6 +71,7 @@ def test_probabilities_sum_to_about_one_and_cost_no_likelihood(smollm2):
     assert found["sum_within"] > 0.85 and abs(found["nll_gap"]) < 0.003
 
 
+@pytest.mark.slow
 def test_sixty_rows_and_few_updates_are_enough_to_announce_a_number(smollm2, tmp_path):
     """Of used cars, 40 updates: numbers are expected behind prompts of their kind, and nowhere in other text."""
     model = copy.deepcopy(smollm2, {id(smollm2.backbone): smollm2.backbone})
@@ -134,6 +136,7 @@ def test_every_preset_writes_text_and_is_reproducible(trained, name):
         assert text.startswith(prompt)
 
 
+@pytest.mark.slow
 def test_draws_are_the_same_alone_and_in_a_padded_batch(trained):
     """Tokens are equal up to the first step whose two best scores are closer than 1e-3."""
     for name in ("causal", "persona"):

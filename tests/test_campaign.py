@@ -109,6 +109,7 @@ def own_process(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_processes():
     names = ("graft", "predict")
     told = own_process(f"from campaign import Bounds, processes; print(processes.run(Bounds(6, 300), {names}).table())")

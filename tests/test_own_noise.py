@@ -463,7 +463,9 @@ CONTEXTS = [("llama", "value"), ("qwen2", "digits"), ("llama", "digits"), ("qwen
 @pytest.mark.parametrize(("kind", "context"), CONTEXTS)
 @pytest.mark.parametrize(
     ("dtype", "temperature"),
-    [(torch.float32, T) for T in (1.0, 0.7, 1.3, 0.05, 0.01)] + [(torch.bfloat16, T) for T in (1.0, 0.1, 0.01)],
+    [(torch.float32, 1.0), (torch.float32, 0.05), (torch.bfloat16, 1.0)]
+    + [pytest.param(torch.float32, T, marks=pytest.mark.slow) for T in (0.7, 1.3, 0.01)]
+    + [pytest.param(torch.bfloat16, T, marks=pytest.mark.slow) for T in (0.1, 0.01)],
 )
 def test_an_empty_edit_gives_any_text_back(tiny_tokenizer, kind, context, temperature, dtype):
     """Random tokens, and numbers of 1 to 9 digits among them; of somebody known, drawn, or inferred."""

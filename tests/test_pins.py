@@ -17,7 +17,12 @@ def same(now: Any, pinned: Any) -> bool:
     return now == pytest.approx(pinned, rel=2e-4, abs=2e-5) if isinstance(pinned, float) else now == pinned
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("ordinary", "documents", "copying", "classes", "both")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow) for case in CASES]
+)
 def test_what_was_saved_gives_what_it_gave(name, tmp_path):
     pinned = json.loads((PINS / f"{name}.json").read_text(encoding="utf-8"))
     now = json.loads(json.dumps(measure(name, tmp_path)))

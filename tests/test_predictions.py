@@ -53,7 +53,7 @@ def flat(entry):
     return {key: one for key, one in entry.items() if key != "intervals"} | ends
 
 
-@given(st.lists(st.tuples(PREDICTIONS, VALUES), max_size=12), st.booleans(), st.sampled_from([2, 1024]))
+@given(st.lists(st.tuples(PREDICTIONS, VALUES), max_size=5), st.booleans(), st.sampled_from([2, 1024]))
 def test_many_are_described_as_each_alone(asked, raw, at_once):
     predictions, values = [one for one, _ in asked], [value for _, value in asked]
     levels = (0.3, 0.9)

@@ -17,6 +17,7 @@ from test_commands import bare  # noqa: F401  a fixture
 TINY = LossSize(tokens=32, vocabulary=2048, hidden=16, dtype="float32")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
 def test_losses_are_timed_in_turns_and_their_memory_in_processes_of_their_own():
     size = LossSize(tokens=512, vocabulary=32768, hidden=16, dtype="float32", frozen=True)
@@ -26,6 +27,7 @@ def test_losses_are_timed_in_turns_and_their_memory_in_processes_of_their_own():
     assert row["bytes"][SOFTMAX] > 2**26 > row["bytes"]["equal, Cauchy"]
 
 
+@pytest.mark.slow
 def test_every_preset_is_timed_against_the_backbone(tiny_tokenizer, tmp_path):
     model = graft_tiny("llama", tiny_tokenizer)
     row = {**score_generation(model, batch=2, tokens=3, repeats=1), "model": "tiny"}

@@ -501,6 +501,7 @@ def test_each_answer_tells_what_it_gained(model):
     assert gains == sorted(gains, reverse=True)
 
 
+@pytest.mark.slow
 def test_two_ranks_and_workers_give_the_answers_of_one(folder):
     """Other processes, each with a half of the people in an order of its own: bit for bit what one process writes."""
     import pyarrow

@@ -190,26 +190,6 @@ def test_heads_on_kept_features_have_the_gradients_of_the_whole_model(tiny_token
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("copying", [False, True])
-def test_facts_of_parts_are_gathered_to_those_of_the_whole(tiny_tokenizer, tmp_path, copying):
-    model = graft_tiny("qwen2", tiny_tokenizer, copy_numbers=copying)
-    rows = examples(model, 9)
-    rows[2] = dataclasses.replace(rows[2], also_right=[(3, 7)])
-    stores = [FactStore.build(model, rows[:4], tmp_path / "a"), FactStore.build(model, rows[4:], tmp_path / "b")]
-    gathered = FactStore.gather(model, rows, stores, tmp_path / "joint")
-    built = FactStore.build(model, rows, tmp_path / "c")
-    assert gathered.folder.name == built.folder.name and len(gathered) == 9
-    assert FactStore.build(model, rows, tmp_path / "joint").folder == gathered.folder  # found, not computed
-    for row in range(9):
-        for name in COLUMNS:
-            torch.testing.assert_close(
-                gathered[row].tensor(name), built[row].tensor(name), equal_nan=True, rtol=1e-4, atol=1e-4
-            )
-        if copying:
-            for name, column in built[row].numbers.candidates().items():
-                torch.testing.assert_close(gathered[row].numbers.candidates()[name], column, rtol=1e-4, atol=1e-4)
-
-
 def test_facts_are_renewed_from_their_features(model, tmp_path):
     rows = examples(model, 6)
     store = FactStore.build(model, rows, tmp_path)

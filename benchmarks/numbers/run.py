@@ -161,8 +161,7 @@ class Benchmark:
         for part in (0, 1):
             tables = {name: pair[part] for name, pair in pairs.items()}
             examples = {name: examples_of(model, t.prompts, t.values.tolist()) for name, t in tables.items()}
-            stores = [FactStore.build(model, these, self.output / "facts" / name) for name, these in examples.items()]
-            FactStore.gather(model, [example for these in examples.values() for example in these], stores, facts)
+            FactStore.build(model, [example for these in examples.values() for example in these], facts)
         started = time.perf_counter()
         predictors = fit_joint(self._graft(facts, JOINT), pairs, seed)
         seconds, rows = time.perf_counter() - started, sum(len(pair[0]) for pair in pairs.values())

@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 from causalqwen.data import Example, collate
 from causalqwen.data.encoding import most_also_right
 from causalqwen.distributions import upcast
-from causalqwen.files import check_sums, update_digest, write_sums, writing_folder
+from causalqwen.files import check_sums, update_digest, write_sums
 from causalqwen.losses import NO_TARGET
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.backbones import casting_once
@@ -475,28 +475,6 @@ class FactStore:
                     self.facts.numbers.of_rows(rows, at).save(part)
                 np.save(part / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
                 write_sums(part)
-
-    @classmethod
-    def gather(
-        cls, model: CausalQwenForCausalLM, examples: Sequence[Example], stores: Sequence["FactStore"], root: Path
-    ) -> "FactStore":
-        """The store that `build` would make of `examples` in `root`, put together from those of their parts, in order."""
-        folder = Path(root) / f"features-{facts_keys(model, examples)[0][:24]}"
-        if folder.is_dir():
-            return cls(folder)
-        with writing_folder(folder) as part:
-            for name in COLUMNS:
-                columns = [getattr(store.facts, name) for store in stores]
-                if name == "also_right":
-                    width = max(column.shape[1] for column in columns)
-                    columns = [np.pad(c, ((0, 0), (0, width - c.shape[1])), constant_values=NO_TARGET) for c in columns]
-                np.save(part / f"{name}.npy", np.concatenate(columns))
-            if numbers := [store.facts.numbers for store in stores if store.facts.numbers is not None]:
-                KeptNumbers.stacked(numbers).save(part)
-            lengths = np.concatenate([np.diff(store.offsets) for store in stores])
-            np.save(part / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
-            write_sums(part)
-        return cls(folder)
 
 
 def _make_empty(folder: Path, names: Sequence[str], positions: int, widths: dict[str, int]) -> None:
