@@ -399,7 +399,7 @@ def test_the_python_of_vllm_names_what_is_there(monkeypatch, capsys, name):
 
 
 @pytest.mark.filterwarnings("ignore")  # of lm-eval and datasets
-@pytest.mark.parametrize("name", ["fitting_in.md", pytest.param("fitting_in.zh.md", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["fitting_in.md", "fitting_in.zh.md"])
 def test_the_python_of_fitting_in_runs(tiny_tokenizer, tmp_path, monkeypatch, name):
     """From the first block to the last, on a tiny model; what needs a library of an extra, where that is installed."""
     model = graft_tiny("llama", tiny_tokenizer)
