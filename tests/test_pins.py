@@ -17,12 +17,10 @@ def same(now: Any, pinned: Any) -> bool:
     return now == pytest.approx(pinned, rel=2e-4, abs=2e-5) if isinstance(pinned, float) else now == pinned
 
 
-QUICK = ("ordinary", "documents", "copying", "classes", "both")
+SLOW = CASES.keys() - {"ordinary", "documents", "copying", "classes", "both"}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow) for case in CASES]
-)
+@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW)) for one in CASES])
 def test_what_was_saved_gives_what_it_gave(name, tmp_path):
     pinned = json.loads((PINS / f"{name}.json").read_text(encoding="utf-8"))
     now = json.loads(json.dumps(measure(name, tmp_path)))
