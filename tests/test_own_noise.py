@@ -52,10 +52,13 @@ def test_own_uniforms_are_the_same_however_they_are_asked_for(size):
     for block in range(blocks):
         at = torch.full_like(SEEDS, block)
         found = block_uniforms(SEEDS, POSITIONS, at, largest[:, block])
+        assert block_uniforms(SEEDS[:0], POSITIONS[:0], at[:0], largest[:0, block]).shape == (
+            0,
+            BLOCK,
+        )  # nobody won there
         by_numpy = block_uniforms(SEEDS.numpy(), POSITIONS.numpy(), at.numpy(), largest[:, block].numpy())
         assert np.array_equal(by_numpy, found.numpy()) and torch.equal(found.amax(-1), largest[:, block])
-        here = whole[:, block * BLOCK : (block + 1) * BLOCK]
-        assert torch.equal(found[:, : here.shape[1]], here)
+        assert torch.equal(found[:, : whole.shape[1] - block * BLOCK], whole[:, block * BLOCK : (block + 1) * BLOCK])
 
 
 # ---- the race --------------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def _words(block: Any, lane: Any, seeds: Any, positions: Any) -> tuple[Any, ...]
 
 def _joined(parts: Any) -> Any:
     stack: Any = torch.stack(tuple(parts), -1) if isinstance(parts[0], Tensor) else np.stack(parts, -1)
-    return stack.reshape(*stack.shape[:-2], -1)
+    return stack.reshape(*stack.shape[:-2], stack.shape[-2] * stack.shape[-1])
 
 
 def _uniform(words: Any) -> Any:
