@@ -23,7 +23,7 @@ MOST_LINES = {
     "causalqwen_cli": 1_301,
     "causalqwen_evals": 410,
     "causalqwen_vllm": 1_892,
-    "tests": 30_174,
+    "tests": 30_173,
 }
 """Lines of Python in a package, at most: where one has shrunk, its row is lowered. None is raised, but for what takes the place
 of more: modeling, parts, training, the plug-in and tests hold values in closed form beside the gradient fits that these

@@ -52,10 +52,8 @@ def test_own_uniforms_are_the_same_however_they_are_asked_for(size):
     for block in range(blocks):
         at = torch.full_like(SEEDS, block)
         found = block_uniforms(SEEDS, POSITIONS, at, largest[:, block])
-        assert block_uniforms(SEEDS[:0], POSITIONS[:0], at[:0], largest[:0, block]).shape == (
-            0,
-            BLOCK,
-        )  # nobody won there
+        nobody = block_uniforms(SEEDS[:0], POSITIONS[:0], at[:0], largest[:0, block])
+        assert nobody.shape == (0, BLOCK)
         by_numpy = block_uniforms(SEEDS.numpy(), POSITIONS.numpy(), at.numpy(), largest[:, block].numpy())
         assert np.array_equal(by_numpy, found.numpy()) and torch.equal(found.amax(-1), largest[:, block])
         assert torch.equal(found[:, : whole.shape[1] - block * BLOCK], whole[:, block * BLOCK : (block + 1) * BLOCK])
@@ -467,7 +465,8 @@ CONTEXTS = [("llama", "value"), ("qwen2", "digits"), ("llama", "digits"), ("qwen
 @pytest.mark.parametrize(
     ("dtype", "temperature"),
     [(torch.float32, 1.0), (torch.float32, 0.05), (torch.bfloat16, 1.0)]
-    + [pytest.param(kind, T, marks=pytest.mark.slow) for T in (0.7, 0.01) for kind in (torch.float32, torch.bfloat16)],
+    + [pytest.param(torch.float32, T, marks=pytest.mark.slow) for T in (0.7, 1.3, 0.01)]
+    + [pytest.param(torch.bfloat16, T, marks=pytest.mark.slow) for T in (0.1, 0.01)],
 )
 def test_an_empty_edit_gives_any_text_back(tiny_tokenizer, kind, context, temperature, dtype):
     """Random tokens, and numbers of 1 to 9 digits among them; of somebody known, drawn, or inferred."""
