@@ -401,7 +401,7 @@ def test_beam_search_carries_the_values_of_its_beams(tiny_tokenizer, context):
     alone = talker.generate(**inputs, max_new_tokens=12, num_beams=4, num_return_sequences=2, do_sample=False,
                             return_dict_in_generate=True, use_cache=False)  # fmt: skip
     assert torch.equal(alone.sequences, made.sequences)
-    torch.testing.assert_close(alone.numeric_values, made.numeric_values)
+    torch.testing.assert_close(alone.numeric_values, made.numeric_values, rtol=1e-4, atol=0)  # the last of six digits
 
 
 def test_transition_scores_count_the_column_of_num(talker):

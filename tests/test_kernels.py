@@ -12,14 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special
 from torch import Tensor
-from torch.nn import functional as F
 
 from causalqwen import linear_ovr_loss
 from causalqwen.distributions import get_family
-from causalqwen.kernels import ScaleBounds, inclusion_probabilities, sample_negatives
+from causalqwen.kernels import inclusion_probabilities, sample_negatives
 from causalqwen.kernels.compiled_ovr import ATAN, MILLS
 from causalqwen.losses import NO_TARGET
-from causalqwen.modeling.chain import Scores
 
 FAMILIES = ["cauchy", "gaussian"]
 HAS_TRITON = True
@@ -281,53 +279,3 @@ def test_a_sample_never_counts_what_is_also_right_among_the_wrong(own_scale):
     whole = run(leaves, torch.float64, targets, **settings)
     for a, b in zip(run(leaves, torch.float64, targets, negatives=every, **settings), whole, strict=True):
         torch.testing.assert_close(a, b)
-
-
-# ---- decisions -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("threshold", [0.0, 3.0, 100.0])
-def test_bounded_decisions_are_the_exact_ones(family, threshold):
-    """Scales that wander from step to step, scores of both signs; and most positions never compute all scales."""
-    law, generator = get_family(family), torch.Generator().manual_seed(0)
-    weight = torch.randn(3000, 24, generator=generator) * (0.5 + torch.rand(3000, 1, generator=generator))
-    mask = torch.rand(3000, generator=generator) > 0.1
-    bounds, references = ScaleBounds(weight, law), []  # one of each time that all scales are computed
-    scale = torch.rand(24, generator=generator) + 0.5
-    for step in range(60):
-        scale = scale * (1 + 0.002 * torch.randn(24, generator=generator))
-        loc = F.linear(torch.randn(2, 24, generator=generator), weight)
-        spread = scale.expand(2, -1)
-        scales, at = law.linear_scale(spread, weight), torch.full((2, 1), threshold)
-        exact = Scores(loc, scales, at, 0.0, law, mask, common=False).ranked()
-        found = bounds.decision_scores(loc, spread, torch.full((2, 1), threshold), mask)
-        assert torch.equal(found.argmax(-1), exact.argmax(-1)), step
-        best = found.argmax(-1, keepdim=True)
-        torch.testing.assert_close(found.gather(-1, best), exact.gather(-1, best), rtol=1e-5, atol=1e-6)
-        references += [bounds.reference] * (not references or references[-1] is not bounds.reference)
-    assert len(references) <= 30
-    bounds.decision_scores(loc, spread, at, mask)
-    constant = bounds.reference
-    bounds.decision_scores(loc, spread, at, mask)
-    assert bounds.reference is constant
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("first", ["all", "half"])
-def test_scales_without_a_coordinate_leave_the_bounds_as_they_are(family, first):
-    """`persona` integrates nothing out, and `causal` without noise neither: a scale of 0 is no reference for later ones."""
-    law, generator = get_family(family), torch.Generator().manual_seed(0)
-    weight = torch.randn(3000, 24, generator=generator)
-    bounds = ScaleBounds(weight, law)
-    empty = torch.zeros(1, 24)
-    if first == "half":
-        empty[:, 12:] = 0.7
-    for step in range(12):
-        full = torch.rand(1, 24, generator=generator) + 0.5
-        for scale in (empty, full, torch.where(empty > 0, 0.0, full), empty):
-            loc = F.linear(torch.randn(1, 24, generator=generator), weight)
-            threshold = torch.full((1, 1), 2.0)
-            everything = torch.ones(loc.shape[-1], dtype=torch.bool)
-            exact = Scores(loc, law.linear_scale(scale, weight), threshold, 0.0, law, everything, common=False).ranked()
-            assert torch.equal(bounds.decision_scores(loc, scale, threshold).argmax(-1), exact.argmax(-1)), step

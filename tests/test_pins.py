@@ -7,14 +7,17 @@ import pytest
 
 from pins import CASES, PINS, measure
 
+LAST_STEPS = {"steps, values": 1e-2}
+"""Relative differences between processors: `<NUM>`'s row is fitted by L-BFGS in float32, which ends at other last steps."""
 
-def same(now: Any, pinned: Any) -> bool:
+
+def same(now: Any, pinned: Any, near: float = 2e-4) -> bool:
     """Equal, but for the last digits of floats, in which processors differ."""
     if isinstance(pinned, dict):
         return now.keys() == pinned.keys() and all(same(now[key], pinned[key]) for key in pinned)
     if isinstance(pinned, list):
-        return len(now) == len(pinned) and all(map(same, now, pinned))
-    return now == pytest.approx(pinned, rel=2e-4, abs=2e-5) if isinstance(pinned, float) else now == pinned
+        return len(now) == len(pinned) and all(same(*pair, near) for pair in zip(now, pinned, strict=True))
+    return now == pytest.approx(pinned, rel=near, abs=2e-5) if isinstance(pinned, float) else now == pinned
 
 
 SLOW = CASES.keys() - {"ordinary", "documents", "copying", "classes", "both"}
@@ -24,5 +27,6 @@ SLOW = CASES.keys() - {"ordinary", "documents", "copying", "classes", "both"}
 def test_what_was_saved_gives_what_it_gave(name, tmp_path):
     pinned = json.loads((PINS / f"{name}.json").read_text(encoding="utf-8"))
     now = json.loads(json.dumps(measure(name, tmp_path)))
-    assert [key for key in pinned if not same(now.get(key), pinned[key])] == []
+    other = [key for key in pinned if not same(now.get(key), pinned[key], LAST_STEPS.get(key, 2e-4))]
+    assert other == []
     assert now.keys() == pinned.keys()

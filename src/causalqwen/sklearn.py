@@ -80,7 +80,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         target: what the number is called in a row's text; the name of y, or else "value", by default.
         text_columns: columns that are texts, whatever they look like.
         config: fields of `CausalQwenConfig`, over the defaults. settings: of `TrainSettings`, as in a YAML file.
-        characters: of a row's text, at most.
+        characters: how many characters of a row's text are read at most.
         decimal: the decimal mark of strings that are numbers, as 1.234,50 EUR: "." or ",", by column as a dict, or "auto", what
             each column tells (`decimals_of`).
         bf16: take the backbone's products in bfloat16; "auto", where this machine is faster so (`bf16_pays`).

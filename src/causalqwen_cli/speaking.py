@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
+from causalqwen.decoding import PRESETS
 from causalqwen_cli.base import AsJson, Device, Individuals, Model, Page, command, refuse, say, show
 
 
@@ -13,10 +14,7 @@ from causalqwen_cli.base import AsJson, Device, Individuals, Model, Page, comman
 def generate(
     model: Model,
     prompt: Annotated[str, Option(help="Text to go on from.")],
-    preset: Annotated[
-        str,
-        Option(help="standard, causal, noise, shared-individual, shared-noise, individual-only, persona or softmax."),
-    ] = "standard",
+    preset: Annotated[str, Option(help=f"One of {', '.join(PRESETS)}.")] = "standard",
     seed: Annotated[int | None, Option(help="Same seed, same text.")] = None,
     max_new_tokens: Annotated[int, Option(min=1, help="Tokens to write at most.")] = 64,
     temperature: Annotated[

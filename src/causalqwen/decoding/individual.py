@@ -43,7 +43,7 @@ class Individual:
             precision^-1), float64 [C, C].
         evidence: what it was inferred from.
         draws: the posterior as equally likely Phi^-1(e1), float64 [m, C], where it was integrated or sampled.
-        line: what was learned from values by an integral on a line, float64 [3, n]: their residuals, sizes and noise scales
+        line: what observed values say, for an integral on a line, float64 [3, n]: their residuals, sizes and noise scales
             (`line_posterior`). Further values then count as if all had been observed at once.
         voice: what is added behind each layer of the backbone wherever this one speaks, float32 [L, H] (theory 3.17); None
             for nothing. `Voices` infers it, and it belongs to the backbone that they were learned with.

@@ -45,8 +45,8 @@ class Population:
         draws: Phi^-1(e1) that each may have, equally likely, float32 [n, m, C]; m = 1 where they are known exactly.
         facts: what is known of each besides ("age", "sex"), a list of n by name; None where it is not known.
         evidence: what each was inferred from, n; nothing by default.
-        numbers: where words were heard too, what each may be as far as numbers tell, [n, m, C]: all that is used where a
-            number is asked: between words and numbers nothing was learned. None: as `draws`.
+        numbers: posterior draws inferred from numbers alone, [n, m, C], for people whose words were observed too. Questions
+            for a number use them, because no link between words and numbers is learned. None: as `draws`.
     """
 
     names: Sequence[str]

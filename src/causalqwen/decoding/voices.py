@@ -21,10 +21,10 @@ class Voices:
     mean of a, where scores are linear in it and n tokens tell n / patience of what the prior tells, held within `reach`.
 
     Args:
-        origin: [L, H], where scores are taken: near what is worth most to everybody, whoever they are.
-        expected: [L, H], the score of a word there on average over people, 0 were it the best place.
+        origin: [L, H], where gradients are taken: near the one voice that is best for all people.
+        expected: [L, H], the mean gradient of a token there; 0 if it were exactly the best place.
         mean: [L, H], what people have in common.
-        loadings, probes: [K, L, H], what each direction adds, and how it is heard. patience: [K], in tokens, positive.
+        loadings, probes: [K, L, H], what each direction adds, and how it is inferred. patience: [K], in tokens, positive.
         reach: how far out a voice goes at most.
         people: how many they were learned from. gained: nats a token on people held out, by `mean` alone and by their voices.
     """

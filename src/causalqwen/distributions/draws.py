@@ -59,7 +59,7 @@ def uniform_draws(seed: Tensor, stream: int, position: Tensor | int, size: int) 
 
     Args:
         seed: int64 [N]; every 64-bit pattern is a seed of its own.
-        stream: which source of randomness draws (`INDIVIDUAL_STREAM`, `NOISE_STREAM`).
+        stream: which source of randomness draws, one of the `..._STREAM` above.
         position: int64 [N] (or one int) in [0, 2^32): the index of the token, or `WHOLE_TEXT`.
         size: number of coordinates C.
 
@@ -79,7 +79,6 @@ BLOCK = 64  # a power of 2
 _LANES = (
     BLOCK // 4 + 1
 )  # counters of a block, four words each: those of all its tokens, and one for which is the largest
-_WORD = 0xFFFFFFFF
 
 
 def _words(block: Any, lane: Any, seeds: Any, positions: Any) -> tuple[Any, ...]:

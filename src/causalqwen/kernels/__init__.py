@@ -1,6 +1,5 @@
 """Fast paths, each beside its slow obvious reference. Stands on `losses`."""
 
-from causalqwen.kernels.decisions import ScaleBounds
 from causalqwen.kernels.linear_ovr import (
     IMPLEMENTATIONS,
     Negatives,
@@ -14,7 +13,6 @@ __all__ = [
     "IMPLEMENTATIONS",
     "Negatives",
     "Race",
-    "ScaleBounds",
     "inclusion_probabilities",
     "linear_ovr_loss",
     "sample_negatives",

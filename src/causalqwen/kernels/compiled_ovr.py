@@ -18,7 +18,7 @@ MILLS = (
     0.1603895241, -0.08072356236, 0.240843697, -0.2033885745, 0.04973537813,
 )  # fmt: skip
 
-# atan(z)/z on [0, 1] as a polynomial in z^2, from its highest power, within 2e-8; a fit of the same kind.
+# atan(z)/z on [0, 1] as a polynomial in z^2, from its highest power, within 2e-8.
 ATAN = (
     0.00284980641, -0.01606829675, 0.04269098064, -0.07504249084, 0.1064091279,
     -0.1420363908, 0.1999261872, -0.3333307331, 0.9999999848,

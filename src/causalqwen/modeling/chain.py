@@ -250,7 +250,7 @@ class Chain:
         if draws.by_loc:
             return self.loc_S
         if not self.action.scales.common:
-            return self._ranked_by_bounds()
+            return self.scores.ranked()
         if not draws.races:
             if self.drawn is None:
                 return self.loc_S
@@ -260,16 +260,6 @@ class Chain:
         if a_gpu_would_wait or draws.every_score or torch.is_grad_enabled() or self.action.law.alpha != 2:
             return self.raced()
         return self._raced_by_bounds()
-
-    def _ranked_by_bounds(self) -> Tensor:
-        """(loc_S - C) / scale_S [..., V']; where one position of each row is asked for, and the best token alone, scales are
-        computed only for tokens that can still win (`ScaleBounds`)."""
-        if self.draws.every_score or self.features.shape[1] > 1:
-            return self.scores.ranked()
-        action, words, of_rows = self.action, self.words, self.loc_S[:, -1, : self.action.rows]
-        scores = words.bounds.decision_scores(of_rows, self.scale[:, -1], self.threshold[:, -1], action.rest_mask)
-        excess = upcast(self.loc_S[..., action.num_token_id]) - self.threshold.squeeze(-1)
-        return action.put(scores.unsqueeze(1), lambda: excess / self.number_scale)
 
     @torch.compiler.disable  # looks at scores
     def _raced_by_bounds(self) -> Tensor:

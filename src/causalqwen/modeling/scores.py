@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from causalqwen.distributions import SCALE_FLOOR, get_family, get_value_family, upcast
-from causalqwen.kernels import ScaleBounds
 
 _ROWS_AT_ONCE = {"cpu": 1024}  # of the matrix: in a core's cache, where several passes take a seventh of the time
 _MOST_ROWS = 8192  # elsewhere
@@ -369,11 +368,6 @@ class Vocabulary:
         """`norms` with `<NUM>`'s as it is now, [V']."""
         of_number = torch.linalg.vector_norm(upcast(self.number_row()), self.action.law.alpha)
         return self.action.put(self.norms.clone(), lambda: of_number)
-
-    @cached_property
-    def bounds(self) -> ScaleBounds:
-        """Bounds of the tokens' scales under the original design's formula."""
-        return ScaleBounds(self.weight, self.action.law)
 
     def rows_at(self, tokens: Tensor) -> Tensor:
         """W [n, C] of tokens int64 [n], `<NUM>` too, float32."""

@@ -74,10 +74,10 @@ class ValueStage(Stage):
 @dataclass(frozen=True)
 class ChosenStage(ValueStage):
     """Stage 1 by default (`values: auto`). In closed form, values are read from the whole backbone by ridge over a kernel, and
-    every choice is made by leave-one-out (`training.whole_backbone`). Where that cannot be, by gradients: where rows name
-    individuals, people held out choose axis, law and passes (`choice_of_people`). Of a graft with a branch of its own, beside
-    another stage, in several processes and of fewer than eight numbers nothing is chosen. Values that were learned by
-    gradients are trained on so."""
+    every choice is made by leave-one-out (`training.whole_backbone`). Elsewhere values are learned by gradients. Where rows
+    name individuals, held-out people choose axis, law and passes (`choice_of_people`). Nothing is chosen for a graft with a
+    branch of its own, beside another stage, in several processes, for fewer than eight numbers, and where a model has
+    learned values by gradients before."""
 
 
 @dataclass(frozen=True)
@@ -207,9 +207,8 @@ class TrainSettings:
             [low, high, step], null for an end that is open; null for anywhere.
         class_transforms: fit it to each class's own values instead: one model of quantities in different units. Every row with
             a number then names its `class`, and so does whoever asks for one.
-        values: stage 1, or None to leave it out; "auto": see `ChosenStage`; what the graft was made with other than by default
-            stays. heads: the heads' stage after it, or None. lora: stage 2, or None. backbone: the backbone's own weights, or
-            None.
+        values: stage 1, or None to leave it out; "auto": see `ChosenStage`; settings that the graft was given are kept.
+        heads: the heads' stage after it, or None. lora: stage 2, or None. backbone: the backbone's own weights, or None.
         recalibrate: fit the intervals' levels on the evaluation rows at the end.
         max_grad_norm: gradients of an update are scaled down to this length; 0 leaves them.
         logging_steps: updates between two records of train/*. evaluations: how often per stage eval/* is taken and
