@@ -20,6 +20,7 @@ from causalqwen.distributions import SCALE_FLOOR, get_family, get_value_family, 
 
 _ROWS_AT_ONCE = {"cpu": 1024}  # of the matrix: in a core's cache, where several passes take a seventh of the time
 _MOST_ROWS = 8192  # elsewhere
+_FEW = 16  # rows of a product that a processor takes up to three times as fast from the other side (experiments 7.3)
 
 
 def effective_linear(layer: Any) -> tuple[Tensor, Tensor | None]:
@@ -304,6 +305,8 @@ class Vocabulary:
         if (of_layer := getattr(self.layer, "products", None)) is not None:
             products: Tensor = of_layer(loc)
             return products
+        if 1 < len(loc) <= _FEW and loc.device.type == "cpu" and loc.dtype == self.weight.dtype == torch.float32:
+            return (self.weight @ loc.T).T.contiguous()
         return F.linear(loc, self.weight)
 
     def at_once(self, loc: Tensor) -> Tensor:
