@@ -10,20 +10,20 @@ MOST_LINES = {
     "causalqwen": 1_000,  # its own files
     "causalqwen/data": 1_725,
     "causalqwen/decoding": 1_201,
-    "causalqwen/distributions": 731,
+    "causalqwen/distributions": 730,
     "causalqwen/evaluation": 1_964,
     "causalqwen/individuals": 833,
-    "causalqwen/kernels": 978,
+    "causalqwen/kernels": 903,
     "causalqwen/losses": 308,
-    "causalqwen/modeling": 8_695,
+    "causalqwen/modeling": 8_682,
     "causalqwen/numbers": 1_790,
     "causalqwen/parts": 952,
     "causalqwen/serving": 2_896,
-    "causalqwen/training": 5_078,
-    "causalqwen_cli": 1_301,
+    "causalqwen/training": 5_077,
+    "causalqwen_cli": 1_299,
     "causalqwen_evals": 410,
     "causalqwen_vllm": 1_892,
-    "tests": 30_173,
+    "tests": 30_125,
 }
 """Lines of Python in a package, at most: where one has shrunk, its row is lowered. None is raised, but for what takes the place
 of more: modeling, parts, training, the plug-in and tests hold values in closed form beside the gradient fits that these
