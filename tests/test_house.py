@@ -19,15 +19,14 @@ MOST_LINES = {
     "causalqwen/numbers": 1_790,
     "causalqwen/parts": 952,
     "causalqwen/serving": 2_896,
-    "causalqwen/training": 5_077,
+    "causalqwen/training": 5_076,
     "causalqwen_cli": 1_299,
     "causalqwen_evals": 410,
     "causalqwen_vllm": 1_892,
     "tests": 30_125,
 }
 """Lines of Python in a package, at most: where one has shrunk, its row is lowered. None is raised, but for what takes the place
-of more: modeling, parts, training, the plug-in and tests hold values in closed form beside the gradient fits that these
-replace."""
+of more."""
 
 
 def test_no_package_grows():

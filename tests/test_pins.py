@@ -7,8 +7,9 @@ import pytest
 
 from pins import CASES, PINS, measure
 
-LAST_STEPS = {"steps, values": 1e-2}
-"""Relative differences between processors: `<NUM>`'s row is fitted by L-BFGS in float32, which ends at other last steps."""
+LAST_STEPS = {
+    "steps, values": 1e-2
+}  # `<NUM>`'s row is fitted by L-BFGS, which ends a little elsewhere on another processor
 
 
 def same(now: Any, pinned: Any, near: float = 2e-4) -> bool:
@@ -27,6 +28,5 @@ SLOW = CASES.keys() - {"ordinary", "documents", "copying", "classes", "both"}
 def test_what_was_saved_gives_what_it_gave(name, tmp_path):
     pinned = json.loads((PINS / f"{name}.json").read_text(encoding="utf-8"))
     now = json.loads(json.dumps(measure(name, tmp_path)))
-    other = [key for key in pinned if not same(now.get(key), pinned[key], LAST_STEPS.get(key, 2e-4))]
-    assert other == []
+    assert [key for key in pinned if not same(now.get(key), pinned[key], LAST_STEPS.get(key, 2e-4))] == []
     assert now.keys() == pinned.keys()

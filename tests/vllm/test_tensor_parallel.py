@@ -10,7 +10,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # vLLM warns of what it uses
 
 @pytest.mark.parametrize(
     "form",
-    [{"score_scale": "equal"}, {"score_scale": "documents"}, {"number_context": "digits", "value_digits": 2}],
+    [{"score_scale": "common"}, {"score_scale": "documents"}, {"number_context": "digits", "value_digits": 2}],
     ids=lambda form: next(iter(form.values())),
 )
 def test_two_ranks_write_what_generate_writes(form, tiny_tokenizer, tmp_path, monkeypatch):

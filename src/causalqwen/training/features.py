@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -310,6 +310,16 @@ def telling_kept(folder: Path) -> Iterator[None]:
         raise ValueError(f"{folder} is damaged: {error}; remove it, and its rows are read again") from error
 
 
+def _write_row(arrays: Mapping[str, np.ndarray], facts: TokenFacts, rows: slice, into: slice) -> None:
+    """Write the facts of one example, `rows` of a batch, into their places of the arrays."""
+    for name, array in arrays.items():
+        made, there = getattr(facts, name)[rows], array[into]
+        if name == "also_right":  # as wide as its batch needs
+            there[:] = NO_TARGET
+            there = there[:, : made.shape[1]]
+        there[:] = made
+
+
 class FactStore:
     """Facts of a data set in a folder of memory-mapped arrays. Example i has the positions offsets[i] to offsets[i+1].
 
@@ -411,15 +421,10 @@ class FactStore:
         if ranks.rank() == 0:
             _make_empty(part, names, int(offsets[-1]), {"features": size, "also_right": most_also_right(examples)})
             if numbers is not None:
-                shape = (len(numbers.values), size)
-                _make_array(part / NUMBER_FEATURES, np.float32, shape)
+                _make_array(part / NUMBER_FEATURES, np.float32, (len(numbers.values), size))
                 numbers.save(part)
             np.save(part / "offsets.npy", offsets)
-            about: dict[str, Any] = {
-                "format": FORMAT,
-                "num_token_id": model.config.num_token_id,
-                "blocks": _blocks_of(model),
-            }
+            about = {"format": FORMAT, "num_token_id": model.config.num_token_id, "blocks": _blocks_of(model)}
             (part / "about.json").write_text(json.dumps(about) + "\n")
         ranks.barrier()
         arrays = {name: np.lib.format.open_memmap(part / f"{name}.npy", "r+") for name in names}
@@ -437,18 +442,12 @@ class FactStore:
             for row, (place, count, end) in enumerate(zip(places, counts, np.cumsum(counts).tolist(), strict=True)):
                 rows = slice(end - count, end)
                 for index in sharing[place]:
-                    for name, array in arrays.items():
-                        made, into = getattr(facts, name)[rows], array[offsets[index] : offsets[index + 1]]
-                        if name == "also_right":  # as wide as its batch needs
-                            into[:] = NO_TARGET
-                            into = into[:, : made.shape[1]]
-                        into[:] = made
+                    _write_row(arrays, facts, rows, slice(*offsets[index : index + 2]))
                     if facts.reads is not None:
-                        of_row = facts.reads.at[rows]
-                        reads[index] = facts.reads.array[of_row[of_row >= 0]]
+                        reads[index] = facts.reads.array[(at := facts.reads.at[rows])[at >= 0]]
                     if numbers is not None:
-                        made = said.features[said.offsets[row] : said.offsets[row + 1]]
-                        of_numbers[numbers.offsets[index] : numbers.offsets[index + 1]] = made
+                        into = slice(*numbers.offsets[index : index + 2])
+                        of_numbers[into] = said.features[slice(*said.offsets[row : row + 2])]
                     if examples[index].input_ids[-1] == model.config.num_token_id and lengths[index]:
                         arrays["values"][offsets[index + 1] - 1] = examples[index].numeric_labels[-1]
         for array in (*arrays.values(), of_numbers):

@@ -30,7 +30,7 @@ from causalqwen.training.closed_form import LEAST_SPREAD
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
 from causalqwen.training.negatives import sampling_of_negatives
 from causalqwen.training.scores import joint_losses, score_tokens
-from causalqwen.training.settings import HeadStage, TrainSettings
+from causalqwen.training.settings import HeadStage, LoraStage, TrainSettings
 from causalqwen.training.trainer import CausalTrainer, MetricsFile, TrainedForCausalLM, last_checkpoint
 
 _DIRECTIONS = 8
@@ -126,29 +126,13 @@ def check_stages(
             )
     if settings.values is not None and settings.values.center:
         model.config.require("values: center")
-    table, head = model.backbone.get_input_embeddings(), model.backbone.get_output_embeddings()
-    for name, part in model.backbone.named_modules() if settings.lora is not None else ():
-        targets = settings.lora.target_modules
-        if part in (table, head) and table.weight is head.weight and name.split(".")[-1] in targets:
-            raise ValueError(
-                f"lora: this backbone ties its embedding and lm_head, which an adapter of {name} would move at once; leave it "
-                "out of target_modules"
-            )
+    if settings.lora is not None:
+        _check_lora(model, settings.lora)
     layers = len(decoder_layers(model.backbone))
     if settings.backbone is not None and settings.backbone.layers > layers:
         raise ValueError(f"backbone: {settings.backbone.layers} layers are to be trained, and there are {layers}")
-    if settings.lora is not None:
-        if not settings.lora.target_modules:
-            raise ValueError("lora: target_modules names nothing to adapt")
-        names = {
-            name.split(".")[-1] for name, part in model.backbone.named_modules() if isinstance(part, torch.nn.Linear)
-        }
-        if unknown := [name for name in settings.lora.target_modules if name.split(".")[-1] not in names]:
-            raise ValueError(f"lora: this backbone has no {unknown[0]} to adapt; {nearest(unknown[0], sorted(names))}")
     if settings.heads is not None and settings.heads.score_matrix == "shared" and model.score_head is not None:
-        raise ValueError(
-            "heads: score_matrix 'shared' is the backbone's lm_head, and this model's scores have their own"
-        )
+        raise ValueError("heads: score_matrix 'shared' is the backbone's lm_head; this model's scores have their own")
     if settings.heads is not None and settings.heads.domain is not None:
         _check_domain(model, settings.heads.domain, settings.heads.domain_asked)
     for name, stage in stages.items():
@@ -156,6 +140,22 @@ def check_stages(
             raise ValueError(f"{name}: {asked} negatives of {most} tokens")
     if settings.ovr_impl != "auto":
         _try_loss(settings.ovr_impl, model.device)
+
+
+def _check_lora(model: CausalQwenForCausalLM, stage: LoraStage) -> None:
+    backbone, targets = model.backbone, stage.target_modules
+    if not targets:
+        raise ValueError("lora: target_modules names nothing to adapt")
+    table, head = backbone.get_input_embeddings(), backbone.get_output_embeddings()
+    for name, part in backbone.named_modules():
+        if part in (table, head) and table.weight is head.weight and name.split(".")[-1] in targets:
+            raise ValueError(
+                f"lora: this backbone ties its embedding and lm_head, which an adapter of {name} would move at once; leave it "
+                "out of target_modules"
+            )
+    names = {name.split(".")[-1] for name, part in backbone.named_modules() if isinstance(part, torch.nn.Linear)}
+    if unknown := [name for name in targets if name.split(".")[-1] not in names]:
+        raise ValueError(f"lora: this backbone has no {unknown[0]} to adapt; {nearest(unknown[0], sorted(names))}")
 
 
 def _try_loss(impl: str, device: torch.device) -> None:
