@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from causalqwen import Individual
+from causalqwen.decoding import PRESETS
 from causalqwen_cli.app import app
 from conftest import graft_tiny, make_backbone
 
@@ -92,6 +93,7 @@ def test_no_help_loses_a_word_to_markup():
         for one in getattr(command, "commands", {"": command}).values():
             texts = [one.help, *(getattr(parameter, "help", None) for parameter in one.params)]
             assert all("[" not in text for text in texts if text), one.name
+            assert one.name != "generate" or all(name in str(texts) for name in PRESETS)
 
 
 def test_graft_proves_itself_and_refuses_to_overwrite(place, tmp_path):

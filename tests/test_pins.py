@@ -7,10 +7,6 @@ import pytest
 
 from pins import CASES, PINS, measure
 
-LAST_STEPS = {
-    "steps, values": 1e-2
-}  # `<NUM>`'s row is fitted by L-BFGS, which ends a little elsewhere on another processor
-
 
 def same(now: Any, pinned: Any, near: float = 2e-4) -> bool:
     """Equal, but for the last digits of floats, in which processors differ."""
@@ -28,5 +24,6 @@ SLOW = CASES.keys() - {"ordinary", "documents", "copying", "classes", "both"}
 def test_what_was_saved_gives_what_it_gave(name, tmp_path):
     pinned = json.loads((PINS / f"{name}.json").read_text(encoding="utf-8"))
     now = json.loads(json.dumps(measure(name, tmp_path)))
-    assert [key for key in pinned if not same(now.get(key), pinned[key], LAST_STEPS.get(key, 2e-4))] == []
+    near = dict.fromkeys(pinned, 2e-4) | {"steps, values": 1e-2}  # L-BFGS ends elsewhere on another processor
+    assert [key for key in pinned if not same(now.get(key), pinned[key], near[key])] == []
     assert now.keys() == pinned.keys()

@@ -6,22 +6,22 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from causalqwen.decoding import PRESETS
 from causalqwen_cli.base import AsJson, Device, Individuals, Model, Page, command, refuse, say, show
+
+PRESET = Option(
+    help="standard, causal, noise, shared-individual, shared-noise, individual-only, persona, sample, softmax"
+)
 
 
 @command
 def generate(
     model: Model,
     prompt: Annotated[str, Option(help="Text to go on from.")],
-    preset: Annotated[str, Option(help=f"One of {', '.join(PRESETS)}.")] = "standard",
+    preset: Annotated[str, PRESET] = "standard",
     seed: Annotated[int | None, Option(help="Same seed, same text.")] = None,
     max_new_tokens: Annotated[int, Option(min=1, help="Tokens to write at most.")] = 64,
     temperature: Annotated[
-        float | None,
-        Option(
-            help="Multiplies all noise of the scores, as a softmax sampler's does. Default: 1, the model's own distribution."
-        ),
+        float | None, Option(help="Multiplies all noise of the scores, as in a softmax sampler; 1 by default.")
     ] = None,
     top_k: Annotated[int | None, Option(help="With sample, persona and softmax: the best so many tokens.")] = None,
     top_p: Annotated[float | None, Option(help="With sample, persona and softmax: the nucleus of this mass.")] = None,
