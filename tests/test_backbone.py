@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import random
 
 import pytest
 import torch
@@ -95,6 +96,21 @@ def test_sixty_rows_and_few_updates_are_enough_to_announce_a_number(smollm2, tmp
     assert compared["agreement"] > 0.98 and compared["identical_logits"] == compared["tokens"]
     with torch.no_grad():
         assert model(**model.processor("\n".join(paragraphs), return_tensors="pt")).num_prob.mean() < 0.01
+
+
+@pytest.mark.slow
+def test_a_word_and_a_number_of_a_few_sentences_are_both_read(smollm2, tmp_path):
+    """27 sentences, each some ten times: a price follows what a table is made of as well as its length."""
+    model = copy.deepcopy(smollm2, {id(smollm2.backbone): smollm2.backbone})
+    model.processor, draw = smollm2.processor, random.Random(1)
+    each, prompt = {"oak": 80, "pine": 30, "iron": 140}, "A {} table of {} feet costs"
+    known = [(draw.choice([*each]), draw.randint(1, 9)) for _ in range(300)]
+    rows = [
+        {"prompt": prompt.format(*of), "value": round(each[of[0]] * of[1] * draw.uniform(0.9, 1.1))} for of in known
+    ]
+    learn(model, encode_rows(rows, model.processor), [], tmp_path, TrainSettings())
+    found = model.eval().predict_number([prompt.format(wood, 6) for wood in each])
+    assert [one.median for one in found] == pytest.approx([6 * price for price in each.values()], rel=0.15)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

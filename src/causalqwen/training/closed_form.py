@@ -332,7 +332,7 @@ def likeliest(parts: Sequence[np.ndarray], y: np.ndarray, tied: int) -> Shape:
             steps.step()
     alone, narrow, linear, along, together, _ = (part.double().numpy() for part in kept.exp().split(sizes))
     narrow, linear = narrow[group.numpy()], linear[group.numpy()]
-    along = np.where(along < LEAST_SHARE, 0.0, along)
+    along = np.where(along < LEAST_SHARE * min(1.0, along.sum()), 0.0, along)
     together *= along.any()
     whole = alone.sum() + linear.sum() + together.sum()
     alone, linear, together = (np.where(part < LEAST_SHARE * whole, 0.0, part) for part in (alone, linear, together))
