@@ -398,6 +398,7 @@ def test_the_python_of_vllm_names_what_is_there(monkeypatch, capsys, name):
     assert capsys.readouterr().out == " 5 [(5.0, 4.5, 1.5)]\n"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of lm-eval and datasets
 @pytest.mark.parametrize("name", ["fitting_in.md", "fitting_in.zh.md"])
 def test_the_python_of_fitting_in_runs(tiny_tokenizer, tmp_path, monkeypatch, name):
