@@ -1,5 +1,6 @@
 """The house keeps its size, and its front door opens on little; who may import whom stands in pyproject.toml (`make lint`)."""
 
+import ast
 import subprocess
 import sys
 
@@ -35,6 +36,17 @@ def test_no_package_grows():
         name = "/".join(folder[1:3]) if folder[0] == "src" else folder[0]
         lines[name] = lines.get(name, 0) + len(file.read_bytes().splitlines())
     assert {name: count for name, count in lines.items() if count > MOST_LINES.get(name, 0)} == {}
+
+
+def test_no_function_is_longer_than_a_page():
+    long = set()
+    for file in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                first = node.body[min(ast.get_docstring(node) is not None, len(node.body) - 1)]
+                long |= {(file.name, node.name)} if node.end_lineno - first.lineno >= 60 else set()
+    # The grammar's rows in their order, and the one pass of a CUDA kernel.
+    assert long == {("table.py", "table"), ("triton_ovr.py", "_stage")}
 
 
 def test_to_import_the_library_loads_none_of_its_extras():

@@ -35,21 +35,6 @@ class KeptNumbers:
         """The numbers of some positions."""
         return replace(self, row=self.row[index], place=self.place[index])
 
-    def of_rows(self, rows: Sequence[int], positions: np.ndarray) -> "KeptNumbers":
-        """All of some rows of a store; positions: theirs among its positions."""
-        kept = np.concatenate([np.arange(*self.offsets[row : row + 2]) for row in rows])
-        counts = np.diff(self.offsets)[list(rows)]
-        place_of = np.empty(len(self.offsets) - 1, dtype=np.int64)
-        place_of[list(rows)] = np.arange(len(rows))
-        return KeptNumbers(
-            row=place_of[self.row[positions]],
-            place=self.place[positions],
-            offsets=np.cumsum([0, *counts]),
-            features=self.features[kept],
-            values=self.values[kept],
-            places=self.places[kept],
-        )
-
     @classmethod
     def stacked(cls, parts: Sequence["KeptNumbers"]) -> "KeptNumbers":
         """All of several stores, whose rows follow each other."""

@@ -1,11 +1,10 @@
 """How values are read where rows name individuals: passes, axis and law, by people held out (theory 3.14).
 
-Ways to read values are each tried on kept features and scored by what was held out; of a fit, the scores alone are kept.
+Ways to read values are each tried on kept features and scored by what was held out; of a fit, the scores alone remain.
 """
 
 import copy
 import dataclasses
-import hashlib
 import json
 import math
 import shutil
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 
 from causalqwen.data import Example
-from causalqwen.files import write_text, writing
+from causalqwen.files import write_text
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.grafting import renew_values
@@ -53,12 +52,12 @@ FEWEST_PEOPLE = 6
 """Fewer who said a number choose nothing."""
 
 MOST_ROWS = 2048
-"""Rows that a choice is made on, and by; of one person, no more than leave room for the fewest people."""
-
+"""Rows that a choice is made on, and by; of one person, no more than leave room for the fewest people. Their features are in
+memory, once for each fold."""
 
 EVALUATIONS = 12
 CHOICE = "choice.json"
-"""What was tried and chosen, beside the records of a run."""
+"""What was tried and chosen, beside the records of a run; what was chosen alone, in its work."""
 
 _LEVEL = 1e-4  # what two models of which neither is better may differ by
 _DIVERGED = 1e9  # the score of a row without one, above all others
@@ -97,7 +96,7 @@ def clearly_better(plain: Tried, other: Tried) -> Tried:
 
 @dataclass(frozen=True)
 class Trial(Run):
-    """A fit of which the scores alone are kept. stores: the facts of its rows."""
+    """A fit of which the scores alone remain. stores: the facts of its rows."""
 
     stores: tuple[FactStore, FactStore]
     watched: ClassVar[bool] = False
@@ -142,8 +141,7 @@ class ChoiceOfPeople:
     The people of the evaluation rows choose where they are enough; else those of the training rows do, each part of them held
     out in turn, and all are trained on in the end.
 
-    numbers: those of the training rows; certain: `certain_contexts` of them. work: where features are kept, and each fit's
-    scores, so that a killed run goes on.
+    numbers: those of the training rows; certain: `certain_contexts` of them. work: where features are kept.
     """
 
     model: CausalQwenForCausalLM
@@ -166,7 +164,12 @@ class ChoiceOfPeople:
         return self._told(self.train_examples)
 
     def made(self) -> Tried:
-        """The way under which people held out are likeliest: fewer passes, another axis or law where most of them say so."""
+        """The way under which people held out are likeliest: fewer passes, another axis or law where most of them say so. A run
+        that is taken up keeps what it chose."""
+        kept = self.work / CHOICE
+        if ranks.from_main(kept.exists()):
+            chosen = json.loads(kept.read_text(encoding="utf-8"))
+            return Tried(**chosen | {"scores": np.array(chosen["scores"])})
         axes, own = self.axes(), (self.model.config.value_family,)
         families = FAMILIES if is_open(self.model, "value_family") else own
         rows, held = self.folds[0]
@@ -175,7 +178,7 @@ class ChoiceOfPeople:
         turns = f"{len(self.folds)} parts of " if len(self.folds) > 1 else ""
         self.say(
             f"choosing how values are read: {ways} ways, by {turns}about {len(self._told(held)):,} people held out, in at most "
-            f"{self.trial_of({}, rows).epochs} passes over {len(rows):,} rows"
+            f"{self.trial_of(rows).epochs} passes over {len(rows):,} rows"
         )
         best = self.tried(axes[0], {"value_family": families[0]})
         for share in shares:
@@ -189,10 +192,10 @@ class ChoiceOfPeople:
 
     def _shares(self, rows: Sequence[Example]) -> list[float]:
         """Shares of the passes that are tried: none where people are drawn, because all together are not learned by heart."""
-        found = {self.trial_of({}, rows).epochs: 1.0}
+        found = {self.trial_of(rows).epochs: 1.0}
         if len(self.taught) == len(self._drawn(self.taught)):
             for share in SHARES:
-                found.setdefault(self.trial_of({}, rows, share).epochs, share)
+                found.setdefault(self.trial_of(rows, share).epochs, share)
         return list(found.values())[1:]
 
     @property
@@ -217,14 +220,14 @@ class ChoiceOfPeople:
                 held += len(part)
         return folds
 
-    def stage_of(self, config: dict[str, Any], rows: Sequence[Example], share: float = 1.0) -> ValueStage:
+    def stage_of(self, rows: Sequence[Example], share: float = 1.0) -> ValueStage:
         terms = len(rows_of_people([example.individual for example in rows])[0])
         updates = math.ceil(terms / STAGE.batch_size)
         epochs = max(STAGE.epochs, math.ceil(FEWEST_UPDATES / updates))
         return dataclasses.replace(STAGE, epochs=math.ceil(share * epochs))
 
-    def trial_of(self, config: dict[str, Any], rows: Sequence[Example], share: float = 1.0) -> ValueStage:
-        stage = self.stage_of(config, rows, share / FASTER)
+    def trial_of(self, rows: Sequence[Example], share: float = 1.0) -> ValueStage:
+        stage = self.stage_of(rows, share / FASTER)
         return dataclasses.replace(stage, learning_rate=FASTER * stage.learning_rate)
 
     def scores_of(self, model: CausalQwenForCausalLM, held: Sequence[Example], store: FactStore) -> np.ndarray:
@@ -249,9 +252,7 @@ class ChoiceOfPeople:
             whole = rows.examples if isinstance(rows, Drawn) else rows
             scored = whole is self.eval_examples
             store = FactStore.build(model, whole, self.work, title="reading rows", rest=scored)
-            if isinstance(rows, Drawn):
-                store.take(model, rows, rows.indices, self.work)
-                store = FactStore.build(model, rows, self.work, rest=scored)
+            store = store.of_some(rows.indices) if isinstance(rows, Drawn) else store
             self._opened[id(rows)] = store
         return self._opened[id(rows)]
 
@@ -303,44 +304,26 @@ class ChoiceOfPeople:
         return model
 
     def tried(self, axis: str, config: dict[str, Any], share: float = 1.0) -> Tried:
-        """The scores of one way, from an earlier run where it got so far."""
-        name = "-".join([axis, *(f"{config[key]}" for key in sorted(config)), *([f"{share}"] if share != 1 else [])])
-        fits = [self.trial_of(config, rows, share) for rows, _ in self.folds]  # another version's may be others
-        key = hashlib.sha256(f"{self.key} {fits}".encode()).hexdigest()[:12]
-        file = self.work / "choice" / f"{name} {key}.npy"
-        if not ranks.from_main(file.exists()):
-            scores = self._fit(axis, config, share, file.with_name(f"{name} fit"))
-            if ranks.rank() == 0:
-                with writing(file) as part, part.open("wb") as target:
-                    np.save(target, scores)
-            ranks.barrier()
-        self.known[name] = Tried(config, axis, np.load(file), share)
-        made = self.known[name]
+        """The scores of one way, the same on every rank."""
+        made = Tried(config, axis, ranks.from_main(self._fit(axis, config, share)), share)
+        self.known.append(made)
         self.say(f"  {described(made)}: " + (f"{made.mean:.4f}" if made.is_finite else "no finite score"))
         return made
 
     @cached_property
-    def key(self) -> str:
-        """A key of the rows that are tried on: scores of others are not taken up."""
-        digest = hashlib.sha256()
-        for part in self.folds:
-            for example in (*part[0], *part[1]):
-                digest.update(repr((example.input_ids, example.numeric_values, example.individual)).encode())
-        return digest.hexdigest()
+    def known(self) -> list[Tried]:
+        """What was tried, in its order."""
+        return []
 
-    @cached_property
-    def known(self) -> dict[str, Tried]:
-        """What was tried, by name."""
-        return {}
-
-    def _fit(self, axis: str, config: dict[str, Any], share: float, folder: Path) -> np.ndarray:
+    def _fit(self, axis: str, config: dict[str, Any], share: float) -> np.ndarray:
+        folder = self.work / "trial"
         stages = {"heads": None, "lora": None, "backbone": None, "report_to": (), "evaluations": EVALUATIONS}
         scores = []
         for fold in self.folds:
             rows, held = fold
             model = self.renewed(config)
             fit_axes(model.config, self.numbers, axis, self.settings)
-            only: dict[str, Any] = stages | {"values": self.trial_of(config, rows, share)}
+            only: dict[str, Any] = stages | {"values": self.trial_of(rows, share)}
             settings = dataclasses.replace(self.settings, **only)
             try:
                 stores = self.stores(model, fold)
@@ -355,13 +338,15 @@ class ChoiceOfPeople:
 
     def tell(self, best: Tried) -> None:
         """Say what is chosen, and write it to the run's folder."""
-        worst = max((one for one in self.known.values() if one.is_finite), key=lambda one: one.mean, default=best)
+        worst = max((one for one in self.known if one.is_finite), key=lambda one: one.mean, default=best)
         self.say(
             f"chosen: {described(best)}; people held out at {best.mean:.3f} nats a number, the worst tried "
             f"({described(worst)}) {worst.mean:.3f}"
         )
         if ranks.rank() == 0:
-            told = {"chosen": best.to_dict(), "tried": [one.to_dict() for one in self.known.values()]}
+            chosen = dataclasses.asdict(best) | {"scores": best.scores.tolist()}
+            write_text(self.work / CHOICE, json.dumps(chosen) + "\n")
+            told = {"chosen": best.to_dict(), "tried": [one.to_dict() for one in self.known]}
             write_text(self.work.parent / CHOICE, json.dumps(told, indent=1) + "\n")
 
 

@@ -352,6 +352,13 @@ class FactStore:
         made.facts, made.offsets = facts, np.arange(len(facts) + 1)
         return made
 
+    def of_some(self, rows: Sequence[int]) -> "FactStore":
+        """The facts of some of the rows, in memory; numbers in them keep the places that they have among all."""
+        made = FactStore.__new__(FactStore)
+        made.facts = self.facts[np.concatenate([np.arange(*self.offsets[row : row + 2]) for row in rows])]
+        made.offsets = np.cumsum([0, *np.diff(self.offsets)[list(rows)]])
+        return made
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -457,23 +464,6 @@ class FactStore:
             np.save(part / READS, np.concatenate([reads[index] for index in range(len(examples))]))
         if ranks.world_size() == 1:  # on other machines, not all that was written may be seen yet
             write_sums(part)
-
-    def take(self, model: CausalQwenForCausalLM, examples: Sequence[Example], rows: Sequence[int], root: Path) -> None:
-        """Put the store that `build` would make of these rows' examples into `root`, without reading them again."""
-        key = facts_keys(model, examples, rest=self.facts.rest_loss is not None)[0]
-        folder = Path(root) / f"features-{key[:24]}"
-        if ranks.from_main(folder.is_dir()):
-            return
-        lengths = np.diff(self.offsets)[list(rows)]
-        at = np.concatenate([np.arange(*self.offsets[row : row + 2]) for row in rows])
-        with ranks.writing_folder(folder) as part:
-            if ranks.rank() == 0:
-                for name in self.facts.columns:
-                    np.save(part / f"{name}.npy", getattr(self.facts, name)[at])
-                if self.facts.numbers is not None:
-                    self.facts.numbers.of_rows(rows, at).save(part)
-                np.save(part / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
-                write_sums(part)
 
 
 def _make_empty(folder: Path, names: Sequence[str], positions: int, widths: dict[str, int]) -> None:

@@ -111,21 +111,32 @@ def learn(
     output = Path(output)
     ranks.join(model.device)
     say = say if ranks.rank() == 0 else lambda line: None
+    anchor_texts, numbers, certain = _check(model, train_examples, eval_examples, settings)
+    _begin(model, (train_examples, eval_examples), output / WORK, settings, resume)
+    before = model.bf16, model.number_class
+    model.bf16, model.number_class = settings.takes_bf16(model, train_examples), None
+    try:
+        return _learn(Run(model, train_examples, eval_examples, output, settings, anchor_texts), numbers, certain, say)
+    finally:
+        model.bf16, model.number_class = before
+
+
+def _check(
+    model: CausalQwenForCausalLM,
+    train_examples: Sequence[Example],
+    eval_examples: Sequence[Example],
+    settings: TrainSettings,
+) -> tuple[dict[str, str], LearnedNumbers, set[tuple[int, ...]]]:
+    """Anchor texts by stage, the numbers of the training rows, and contexts in which a number is certain; raises as `learn`."""
     check_made(model)
     _check_batches(settings)
     check_stages(model, settings, train_examples, eval_examples)
     if ranks.world_size() > 1:
         ranks.check_same_start(model, sum(len(example) for example in (*train_examples, *eval_examples)))
-    work = output / WORK
-    stages = [name for name in STAGES if getattr(settings, name) is not None]
-    anchor_texts = {
-        name: read_text(getattr(settings, name).anchor_text)  # a missing file stops the run here
-        for name in stages
-        if getattr(getattr(settings, name), "anchor", 0) > 0
-    }
-    num_id = model.config.num_token_id
-    certain = certain_contexts(train_examples, num_id)
-    numbers = LearnedNumbers.of(train_examples, num_id, certain)
+    stages = [(name, getattr(settings, name)) for name in STAGES]
+    anchor_texts = {name: read_text(stage.anchor_text) for name, stage in stages if getattr(stage, "anchor", 0) > 0}
+    certain = certain_contexts(train_examples, model.config.num_token_id)
+    numbers = LearnedNumbers.of(train_examples, model.config.num_token_id, certain)
     if settings.values is not None and not len(numbers.values):
         raise ValueError("the training rows hold no number to learn from; for text alone leave the stage `values` out")
     check_classes(model, train_examples, eval_examples, numbers, settings)
@@ -133,58 +144,43 @@ def learn(
         settings.support_of(numbers.values)  # a support in which none of them lies stops the run here
     if settings.value_transform not in ("auto", "keep"):
         numbers.axis(settings.value_transform, settings)  # an axis that these values do not allow stops the run here
-    starts = model.__dict__.setdefault("_starts", {})  # fingerprints, by run, from before they moved
-    about = _about_run(model, settings, (train_examples, eval_examples), starts.get(work.resolve()) if resume else None)
-    _open_work(output, work, about, resume)
-    starts[work.resolve()] = about["another model"]
-    before = model.bf16, model.number_class
-    model.bf16, model.number_class = settings.takes_bf16(model, train_examples), None
-    try:
-        of_people = any(example.individual is not None for example in train_examples)
-        fresh = choosing(model, settings)
-        whole = reads_whole(model, settings, numbers, train_examples)
-        if not whole:
-            model.config.require("training by gradients")
-        own = not len(eval_examples) and settings.values is not None and ((fresh and of_people) or settings.recalibrate)
-        all_examples = train_examples
-        if own and not of_people:
-            train_examples, eval_examples = _held_out(train_examples, settings.seed, say)
-            numbers = LearnedNumbers.of(train_examples, num_id, certain)
-        if whole:
-            run = Run(model, train_examples, eval_examples, output, settings, anchor_texts)
-            metrics = _read_whole(run, certain, len(all_examples) > len(train_examples), say)
-            return _finished(run, numbers, metrics, say)
-        few = own and len(rows_together(eval_examples)) < FEWEST_HELD
-        if fresh and not of_people:
-            settings = _by_gradients(model, settings, train_examples)
-        elif fresh:
-            choice = ChoiceOfPeople(model, train_examples, eval_examples, numbers, certain, settings, work, say)
-            if choice.has_enough:
-                chosen = choice.made()
-                apply(model, chosen.config, settings.seed)
-                stage = choice.stage_of(chosen.config, train_examples, chosen.share)
-                most = max(settings.evaluations, EVALUATIONS)
-                settings = dataclasses.replace(settings, values=stage, value_transform=chosen.axis, evaluations=most)
-            else:
-                settings = dataclasses.replace(settings, values=choice.stage_of({}, train_examples))
-        if own and of_people:  # all of them chose
-            train_examples, eval_examples = _held_out(train_examples, settings.seed, say)
-            numbers = LearnedNumbers.of(train_examples, num_id, certain)
-        settings = as_it_was(settings, model)
-        set_levels(model, None)
-        fit_axes(model.config, numbers, settings.value_transform, settings)
-        model.ovr_impl = settings.ovr_impl
-        # Few rows that were held out here calibrate alone: no state of the weights is chosen by them.
-        run = Run(model, train_examples, [] if few else eval_examples, output, settings, anchor_texts)
-        for name in stages:
-            TRAINERS[name](run)
-        run = dataclasses.replace(run, eval_examples=eval_examples)
-        model.requires_grad_(True).eval()
-        _check_finite(model)
-        metrics = _final_scores(run)
-        return _finished(run, numbers, metrics, say)
-    finally:
-        model.bf16, model.number_class = before
+    return anchor_texts, numbers, certain
+
+
+def _learn(
+    run: Run, numbers: LearnedNumbers, certain: set[tuple[int, ...]], say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Choose what the settings leave open, train the stages, recalibrate and score."""
+    model, settings, all_examples = run.model, run.settings, run.train_examples
+    stages = [name for name in STAGES if getattr(settings, name) is not None]
+    of_people = any(example.individual is not None for example in all_examples)
+    fresh, whole = choosing(model, settings), reads_whole(model, settings, numbers, all_examples)
+    if not whole:
+        model.config.require("training by gradients")
+    own = not len(run.eval_examples) and settings.values is not None and ((fresh and of_people) or settings.recalibrate)
+    if own and not of_people:
+        run, numbers = _hold_out(run, certain, say)
+    if whole:
+        return _finished(run, numbers, _read_whole(run, certain, len(all_examples) > len(run.train_examples), say), say)
+    few = own and len(rows_together(run.eval_examples)) < FEWEST_HELD
+    if fresh and not of_people:
+        settings = _by_gradients(model, settings, run.train_examples)
+    elif fresh:
+        settings = _by_people(run, numbers, certain, say)
+    if own and of_people:  # all of them chose
+        run, numbers = _hold_out(run, certain, say)
+    settings = as_it_was(settings, model)
+    set_levels(model, None)
+    fit_axes(model.config, numbers, settings.value_transform, settings)
+    model.ovr_impl = settings.ovr_impl
+    # Few rows that were held out here calibrate alone: no state of the weights is chosen by them.
+    trained = dataclasses.replace(run, settings=settings, eval_examples=[] if few else run.eval_examples)
+    for name in stages:
+        TRAINERS[name](trained)
+    run = dataclasses.replace(trained, eval_examples=run.eval_examples)
+    model.requires_grad_(True).eval()
+    _check_finite(model)
+    return _finished(run, numbers, _final_scores(run), say)
 
 
 def _finished(run: Run, numbers: LearnedNumbers, metrics: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
@@ -201,6 +197,24 @@ def _by_gradients(model: CausalQwenForCausalLM, settings: TrainSettings, example
     updates = math.ceil(len(examples) / ValueStage().batch_size)
     stage = ValueStage(epochs=max(12, math.ceil(FEWEST_UPDATES / updates)), center=True)
     return dataclasses.replace(settings, values=stage)
+
+
+def _by_people(
+    run: Run, numbers: LearnedNumbers, certain: set[tuple[int, ...]], say: Callable[[str], None]
+) -> TrainSettings:
+    """Settings with the stage of values that people held out chose; the model is given the settings that go with it."""
+    model, settings, examples = run.model, run.settings, run.train_examples
+    choice = ChoiceOfPeople(model, examples, run.eval_examples, numbers, certain, settings, run.output / WORK, say)
+    if not choice.has_enough:
+        return dataclasses.replace(settings, values=choice.stage_of(examples))
+    chosen = choice.made()
+    apply(model, chosen.config, settings.seed)
+    return dataclasses.replace(
+        settings,
+        values=choice.stage_of(examples, chosen.share),
+        value_transform=chosen.axis,
+        evaluations=max(settings.evaluations, EVALUATIONS),
+    )
 
 
 def _read_whole(
@@ -231,20 +245,19 @@ def _read_whole(
     return metrics
 
 
-def _held_out(
-    examples: Sequence[Example], seed: int, say: Callable[[str], None]
-) -> tuple[Sequence[Example], Sequence[Example]]:
-    rest, held = hold_out(examples, seed)
+def _hold_out(run: Run, certain: set[tuple[int, ...]], say: Callable[[str], None]) -> tuple[Run, LearnedNumbers]:
+    """The run with some of its training rows as evaluation rows, and the numbers of the others; `say` is told how many."""
+    count = len(run.train_examples)
+    rest, held = hold_out(run.train_examples, run.settings.seed)
     if len(held):
-        say(
-            f"{len(held):,} of the {len(examples):,} training rows are held out, to choose by and to calibrate intervals"
-        )
+        say(f"{len(held):,} of the {count:,} training rows are held out, to choose by and to calibrate intervals")
     else:
         say(
-            f"{len(examples):,} training rows (of few texts or groups) are too few to hold some out: nothing is chosen, "
+            f"{count:,} training rows (of few texts or groups) are too few to hold some out: nothing is chosen, "
             "intervals are not calibrated, and how far off predictions are is not known; give evaluation rows"
         )
-    return rest, held
+    numbers = LearnedNumbers.of(rest, run.model.config.num_token_id, certain)
+    return dataclasses.replace(run, train_examples=rest, eval_examples=held), numbers
 
 
 def _check_finite(model: CausalQwenForCausalLM) -> None:
@@ -369,6 +382,20 @@ def _about_run(
     about = {"another model": start or fingerprint(model), "other rows": digest.hexdigest(), "other settings": kept}
     described: dict[str, Any] = json.loads(ranks.from_main(json.dumps(about)))
     return described
+
+
+def _begin(
+    model: CausalQwenForCausalLM,
+    rows: tuple[Sequence[Example], Sequence[Example]],
+    work: Path,
+    settings: TrainSettings,
+    resume: bool,
+) -> None:
+    """Open the folder of a run's work, or take it up again; raises as `learn`."""
+    starts = model.__dict__.setdefault("_starts", {})  # fingerprints, by run, from before they moved
+    about = _about_run(model, settings, rows, starts.get(work.resolve()) if resume else None)
+    _open_work(work.parent, work, about, resume)
+    starts[work.resolve()] = about["another model"]
 
 
 def _open_work(output: Path, work: Path, about: dict[str, Any], resume: bool) -> None:

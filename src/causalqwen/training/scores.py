@@ -1,5 +1,6 @@
 """The documents' metrics (overview 5), always under the `standard` decision, from facts and the current heads."""
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 from causalqwen.decoding import BoundDecoding, CausalDecoding
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.chain import Chain
-from causalqwen.numbers import ValueLaw
+from causalqwen.numbers import ClassLaws, ValueLaw
 from causalqwen.numbers.law import LEVELS, rows_of_classes
 from causalqwen.parts.copying import AnyLaw, Candidates, joined
 from causalqwen.training import ranks
@@ -62,16 +63,11 @@ def score_tokens(
     was_training = model.training
     model.eval()
     parts = [on_whole(model, _score_block, facts, watched) for facts in blocks]
-    if split:
-        parts = ranks.joined(parts)
-    columns: dict[str, list[Tensor]] = {}
-    for part in parts:
-        for name, tensor in part.items():
-            columns.setdefault(name, []).append(tensor)
+    parts = ranks.joined(parts) if split else parts
     model.train(was_training)
+    columns = {name: [part[name] for part in parts if name in part] for name in dict.fromkeys(itertools.chain(*parts))}
     column = {name: torch.cat(parts) for name, parts in columns.items() if name not in ("of_text", "pi")}
-    positions = len(column["cls_loss"])
-    if positions == 0:
+    if not len(column["cls_loss"]):
         raise ValueError("nothing to score: no token of these rows follows another")
     metrics: dict[str, Any] = {
         "cls_loss": column["cls_loss"].double().mean().item(),
@@ -80,50 +76,67 @@ def score_tokens(
         **_number_detection(column["is_num"], column["decided_num"]),
     }
     words = ~column["is_num"]
-    if bool(words.any()):
-        for name in ("softmax_nll", "ovr_nll", "backbone_nll"):
-            metrics[name] = column[name][words].double().mean().item()
-        metrics |= {"perplexity": math.exp(metrics["softmax_nll"]), "ovr_perplexity": math.exp(metrics["ovr_nll"])}
-        metrics["backbone_agreement"] = column["agrees"].double().mean().item()
-    known = model.config.class_interval_levels or {}
+    metrics |= _score_words(column, words) if bool(words.any()) else {}
     of_new = law_of_new(model, classes)
     values = {name: column[name].double() for name in ("loc", "scale", "value")}
-    reg_loss = 0.0
-    if len(values["value"]):
-        law: AnyLaw = of_new
-        if model.copies:
-            law = joined(of_new, columns["of_text"], columns["pi"])
-            values["stands"] = law.stands(values["value"])
-            metrics["copied"] = column["copied"].double().mean().item()
-        metrics |= score_values(law, values["loc"], values["scale"], values["value"])
-        if classes and any(classes):
-            of_classes = score_classes(law, values["loc"], values["scale"], values["value"], classes)
-            metrics["classes"] = {
-                name: scores | {"own_levels": known.get(name) is not None} for name, scores in of_classes.items()
-            }
-        low, high = law.interval(values["loc"], values["scale"], 0.9)
-        values["interval"] = torch.stack([law.quantile(values["loc"], values["scale"], 0.5), low, high], dim=1)
-        inside = (low <= values["value"]) & (values["value"] <= high)
-        metrics["consistency"] = (inside & column["announced"]).double().mean().item()
-        metrics["value_count"] = len(values["value"])
-        metrics["announced"] = column["announced"].double().mean().item()
-        spread = (values["value"] - values["value"].median()).abs().mean().item()
-        metrics["combined"] = (metrics["accuracy"] + 1 - metrics["mae"] / max(spread, 1e-300)) / 2
-        losses = law.axis_losses(values["loc"], values["scale"], values["value"], model.config.value_loss)
-        reg_loss = losses.mean().item()
+    reg_loss = _score_numbers(model, of_new, column, columns, values, metrics, classes) if len(values["value"]) else 0.0
     metrics["reg_loss"] = reg_loss
     metrics["loss"] = metrics["cls_loss"] + model.config.value_loss_weight * reg_loss
     if "distance" in column:
         metrics |= {"domain_divergence": column["distance"].mean().item()}
         metrics |= {"domain_divergence_max": column["distance"].max().item()}
-    dist: dict[str, float] = {}
-    states = {"U_loc": column["U_loc"], "U_scale": column["U_scale"], "noise": parts[0]["noise"]}
-    for name, sample in states.items():
-        dist |= {f"{name}_{key}": number for key, number in _statistics(sample).items()}
-    dist["ovr_prob_sum_median"] = metrics["ovr_sum_median"]
-    if watched:
-        dist["ovr_prob_sum_individual_median"] = column["individual_sum"].double().median().item()
+    dist = _states(column, parts[0]["noise"])
     return {"metrics": metrics, "dist": dist, "values": values, "law": of_new}
+
+
+def _score_words(column: dict[str, Tensor], words: Tensor) -> dict[str, float]:
+    """Mean nats and perplexities where a word follows, words: bool [n]."""
+    nats = {name: column[name][words].double().mean().item() for name in ("softmax_nll", "ovr_nll", "backbone_nll")}
+    perplexity = {"perplexity": math.exp(nats["softmax_nll"]), "ovr_perplexity": math.exp(nats["ovr_nll"])}
+    return nats | perplexity | {"backbone_agreement": column["agrees"].double().mean().item()}
+
+
+def _states(column: dict[str, Tensor], noise: Tensor) -> dict[str, float]:
+    """Statistics of U and of the noise, and median sums of P_k, by their names in `score_tokens`."""
+    dist: dict[str, float] = {}
+    for name, sample in (("U_loc", column["U_loc"]), ("U_scale", column["U_scale"]), ("noise", noise)):
+        dist |= {f"{name}_{key}": number for key, number in _statistics(sample).items()}
+    dist["ovr_prob_sum_median"] = column["prob_sum"].median().item()
+    if "individual_sum" in column:
+        dist["ovr_prob_sum_individual_median"] = column["individual_sum"].double().median().item()
+    return dist
+
+
+def _score_numbers(
+    model: CausalQwenForCausalLM,
+    of_new: ValueLaw | ClassLaws,
+    column: dict[str, Tensor],
+    parts: dict[str, list[Tensor]],
+    values: dict[str, Tensor],
+    metrics: dict[str, Any],
+    classes: Sequence[str | None] | None,
+) -> float:
+    """Mean loss of the numbers; what else is known of them is added to `metrics` and `values`."""
+    law: AnyLaw = of_new
+    loc, scale, value = (values[name] for name in ("loc", "scale", "value"))
+    if model.copies:
+        law = joined(of_new, parts["of_text"], parts["pi"])
+        values["stands"] = law.stands(value)
+        metrics["copied"] = column["copied"].double().mean().item()
+    metrics |= score_values(law, loc, scale, value)
+    if classes and any(classes):
+        known = model.config.class_interval_levels or {}
+        of_classes = score_classes(law, loc, scale, value, classes).items()
+        metrics["classes"] = {name: scores | {"own_levels": known.get(name) is not None} for name, scores in of_classes}
+    low, high = law.interval(loc, scale, 0.9)
+    values["interval"] = torch.stack([law.quantile(loc, scale, 0.5), low, high], dim=1)
+    inside = (low <= value) & (value <= high)
+    metrics["consistency"] = (inside & column["announced"]).double().mean().item()
+    metrics["value_count"] = len(value)
+    metrics["announced"] = column["announced"].double().mean().item()
+    spread = (value - value.median()).abs().mean().item()
+    metrics["combined"] = (metrics["accuracy"] + 1 - metrics["mae"] / max(spread, 1e-300)) / 2
+    return law.axis_losses(loc, scale, value, model.config.value_loss).mean().item()
 
 
 def law_of_new(model: CausalQwenForCausalLM, classes: Sequence[str | None] | None) -> Any:

@@ -371,13 +371,7 @@ def _train_heads(run: Run) -> None:
     else:
         _train_numbers_only(model)
         action = model.action
-        parts = (
-            model.abduction,
-            action.b_noise,
-            action.threshold,
-            action.token_thresholds,
-            model.score_head,
-        )
+        parts = (model.abduction, action.b_noise, action.threshold, action.token_thresholds, model.score_head)
         for part in parts:
             if part is not None:
                 part.requires_grad_(True)
@@ -470,6 +464,39 @@ def _train_numbers_only(model: CausalQwenForCausalLM) -> None:
 # ---- all of them ------------------------------------------------------------------------------------------------------------
 
 
+def _arguments(run: Run, name: str, updates: int, best: str) -> TrainingArguments:
+    """A stage of so many updates, in the Trainer's words. best: the score by which its best state is kept."""
+    settings, stage, evaluated = run.settings, getattr(run.settings, name), bool(run.eval_examples)
+    every = max(1, updates // settings.evaluations)
+    return TrainingArguments(
+        output_dir=str(run.work / name),
+        num_train_epochs=stage.epochs,
+        per_device_train_batch_size=stage.batch_size,
+        gradient_accumulation_steps=stage.accumulation,
+        learning_rate=stage.learning_rate,
+        weight_decay=stage.weight_decay,
+        lr_scheduler_type="cosine",
+        max_grad_norm=settings.max_grad_norm,
+        warmup_steps=stage.warmup if updates > 1 else 0,  # the first update of a warm-up has the rate 0
+        logging_steps=settings.logging_steps,
+        eval_strategy="steps" if evaluated else "no",
+        eval_steps=every,
+        save_strategy="steps",
+        save_steps=every,
+        save_total_limit=2,
+        load_best_model_at_end=evaluated,
+        metric_for_best_model=best if evaluated else None,
+        greater_is_better=False,
+        report_to=list(settings.report_to),
+        seed=settings.seed,
+        data_seed=settings.seed,
+        remove_unused_columns=False,
+        disable_tqdm=False,  # else transformers prints records to stdout
+        dataloader_pin_memory=False,
+        use_cpu=run.model.device.type == "cpu",
+    )
+
+
 def _run_stage(
     run: Run,
     name: str,
@@ -485,34 +512,7 @@ def _run_stage(
         trained = sharding.sharded(whole)
     model = trained.model
     updates = -(-len(dataset) // (stage.batch_size * stage.accumulation)) * stage.epochs
-    every = max(1, updates // settings.evaluations)
-    arguments = TrainingArguments(
-        output_dir=str(run.work / name),
-        num_train_epochs=stage.epochs,
-        per_device_train_batch_size=stage.batch_size,
-        gradient_accumulation_steps=stage.accumulation,
-        learning_rate=stage.learning_rate,
-        weight_decay=stage.weight_decay,
-        lr_scheduler_type="cosine",
-        max_grad_norm=settings.max_grad_norm,
-        warmup_steps=stage.warmup if updates > 1 else 0,  # the first update of a warm-up has the rate 0
-        logging_steps=settings.logging_steps,
-        eval_strategy="steps" if eval_examples else "no",
-        eval_steps=every,
-        save_strategy="steps",
-        save_steps=every,
-        save_total_limit=2,
-        load_best_model_at_end=bool(eval_examples),
-        metric_for_best_model=best if eval_examples else None,
-        greater_is_better=False,
-        report_to=list(settings.report_to),
-        seed=settings.seed,
-        data_seed=settings.seed,
-        remove_unused_columns=False,
-        disable_tqdm=False,  # else transformers prints records to stdout
-        dataloader_pin_memory=False,
-        use_cpu=model.device.type == "cpu",
-    )
+    arguments = _arguments(run, name, updates, best)
     callbacks = [EarlyStoppingCallback(stage.patience)] if stage.patience and eval_examples else []
     trainer = run.trainer(
         model=trained,
