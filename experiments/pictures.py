@@ -105,29 +105,8 @@ def people(page: str) -> Figure:
     return figure
 
 
-def sampling(page: str) -> Figure:
-    """Perplexity against diversity, a curve for each sampler; a point's id holds its figures."""
-    rows = rows_of(page, "4.3")
-    figure = Figure(figsize=(7.5, 4), layout="tight")
-    axes = figure.subplots()
-    for name, colour in zip(("top-p", "causal", "persona", "temperature", "shared-individual"), COLOURS, strict=True):
-        own = [row for row in rows if row["sampler"].rsplit(" ", 1)[0] == name]
-        points = [(figure_of(row["distinct-2"]), figure_of(row["perplexity"])) for row in own]
-        axes.plot(*zip(*points, strict=True), marker="o", ms=4, color=colour, label=name, gid=f"{name} {points}")
-        for row, point in zip(own, points, strict=True):
-            axes.annotate(row["sampler"].rsplit(" ", 1)[1], point, (4, -9), textcoords="offset points", fontsize=7)
-    axes.set(xlabel="distinct-2 (diversity)", ylabel="perplexity under the backbone", yscale="log")
-    axes.set_yticks([3, 5, 10, 20], ["3", "5", "10", "20"])
-    axes.minorticks_off()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
-    return figure
-
-
-PICTURES = {"sentences": sentences, "tables": tables, "people": people, "sampling": sampling}
-"""Name of the picture -> what draws it, from the page of that name."""
-PAGE_OF = {"sampling": "words"}
-"""The page of a picture, where it has another name."""
+PICTURES = {"sentences": sentences, "tables": tables, "people": people}
+"""Name of the picture, and of its page -> what draws it."""
 
 
 def draw(name: str, page: str, output: Path) -> None:
@@ -141,7 +120,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=PAGES)
     given = parser.parse_args()
     for name in PICTURES:
-        page = (PAGES / f"{PAGE_OF.get(name, name)}.md").read_text(encoding="utf-8")
+        page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
         draw(name, page, given.output / f"{name}.svg")
 
 
