@@ -24,7 +24,7 @@ MOST_LINES = {
     "causalqwen_cli": 1_299,
     "causalqwen_evals": 410,
     "causalqwen_vllm": 1_892,
-    "tests": 30_140,
+    "tests": 30_139,
 }
 """Lines of Python in a package at most. A row is lowered with them, and raised only for what takes the place of more."""
 
