@@ -108,7 +108,7 @@ class CommonScale(DocumentsScale):
         return torch.minimum(longest, words.action.scale_of_row(scale, words.largest)).clamp(min=SCALE_FLOOR)
 
     def of_number(self, scale: Tensor, words: "Vocabulary") -> Tensor:
-        """That of any token [...]: the bound and the score noise."""
+        """The scale of any token [...]: the bound and the score noise."""
         bound, noise = self.bound(scale, words), words.action.score_noise
         return words.action.law.add(bound, torch.full_like(bound, noise)) if noise else bound
 

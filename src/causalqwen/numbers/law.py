@@ -23,8 +23,8 @@ WANTED_LEVELS = torch.linspace(0, 1, 101, dtype=torch.float64)
 """The central levels for which a recalibration stores what the raw law needs."""
 
 _SPLITS, _MOST_SPLITS, _ALIKE = 20, 3, 1e-4
-"""Of `ValueLaw.fit_interval_kinds`: scales that are tried as a limit between two kinds, the most limits, and the least
-probability under which two kinds' central levels are still taken to be of one law."""
+"""Scales that `ValueLaw.fit_interval_kinds` tries as a limit between two kinds, the most limits, and the least probability
+under which two kinds' central levels are still taken to be of one law."""
 
 _FEWEST_OF_KIND = 19
 """The fewest numbers of a kind: the least n whose rank ceil((n + 1) 0.95) is at most n."""

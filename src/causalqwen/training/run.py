@@ -112,11 +112,12 @@ def learn(
     ranks.join(model.device)
     say = say if ranks.rank() == 0 else lambda line: None
     anchor_texts, numbers, certain = _check(model, train_examples, eval_examples, settings)
-    _begin(model, (train_examples, eval_examples), output / WORK, settings, resume)
+    run = Run(model, train_examples, eval_examples, output, settings, anchor_texts)
+    _begin(run, resume)
     before = model.bf16, model.number_class
     model.bf16, model.number_class = settings.takes_bf16(model, train_examples), None
     try:
-        return _learn(Run(model, train_examples, eval_examples, output, settings, anchor_texts), numbers, certain, say)
+        return _learn(run, numbers, certain, say)
     finally:
         model.bf16, model.number_class = before
 
@@ -204,7 +205,7 @@ def _by_people(
 ) -> TrainSettings:
     """Settings with the stage of values that people held out chose; the model is given the settings that go with it."""
     model, settings, examples = run.model, run.settings, run.train_examples
-    choice = ChoiceOfPeople(model, examples, run.eval_examples, numbers, certain, settings, run.output / WORK, say)
+    choice = ChoiceOfPeople(model, examples, run.eval_examples, numbers, certain, settings, run.work, say)
     if not choice.has_enough:
         return dataclasses.replace(settings, values=choice.stage_of(examples))
     chosen = choice.made()
@@ -384,18 +385,16 @@ def _about_run(
     return described
 
 
-def _begin(
-    model: CausalQwenForCausalLM,
-    rows: tuple[Sequence[Example], Sequence[Example]],
-    work: Path,
-    settings: TrainSettings,
-    resume: bool,
-) -> None:
+def _begin(run: Run, resume: bool) -> None:
     """Open the folder of a run's work, or take it up again; raises as `learn`."""
-    starts = model.__dict__.setdefault("_starts", {})  # fingerprints, by run, from before they moved
-    about = _about_run(model, settings, rows, starts.get(work.resolve()) if resume else None)
-    _open_work(work.parent, work, about, resume)
-    starts[work.resolve()] = about["another model"]
+    starts, work = (
+        run.model.__dict__.setdefault("_starts", {}),
+        run.work.resolve(),
+    )  # fingerprints from before they moved
+    rows = run.train_examples, run.eval_examples
+    about = _about_run(run.model, run.settings, rows, starts.get(work) if resume else None)
+    _open_work(run.output, run.work, about, resume)
+    starts[work] = about["another model"]
 
 
 def _open_work(output: Path, work: Path, about: dict[str, Any], resume: bool) -> None:

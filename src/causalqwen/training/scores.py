@@ -69,10 +69,11 @@ def score_tokens(
     column = {name: torch.cat(parts) for name, parts in columns.items() if name not in ("of_text", "pi")}
     if not len(column["cls_loss"]):
         raise ValueError("nothing to score: no token of these rows follows another")
+    dist = _states(column, parts[0]["noise"])
     metrics: dict[str, Any] = {
         "cls_loss": column["cls_loss"].double().mean().item(),
         "accuracy": column["right"].double().mean().item(),
-        "ovr_sum_median": column["prob_sum"].median().item(),
+        "ovr_sum_median": dist["ovr_prob_sum_median"],
         **_number_detection(column["is_num"], column["decided_num"]),
     }
     words = ~column["is_num"]
@@ -85,7 +86,6 @@ def score_tokens(
     if "distance" in column:
         metrics |= {"domain_divergence": column["distance"].mean().item()}
         metrics |= {"domain_divergence_max": column["distance"].max().item()}
-    dist = _states(column, parts[0]["noise"])
     return {"metrics": metrics, "dist": dist, "values": values, "law": of_new}
 
 
