@@ -13,13 +13,8 @@ from torch.nn import functional as F
 from causalqwen import CausalDecoding, CausalQwenForCausalLM, Individual, Intervention, Observation
 from causalqwen.decoding import Observed
 from causalqwen.distributions import get_family
-from causalqwen.individuals import (
-    TokenEvidence,
-    ValueEvidence,
-    find_posterior,
-    likeliest_population,
-    likeliest_spread,
-)
+from causalqwen.individuals.evidence import TokenEvidence, ValueEvidence
+from causalqwen.individuals.posterior import find_posterior, likeliest_population, likeliest_spread
 from causalqwen.losses import ovr_log_probs
 from causalqwen.modeling import individuals
 from causalqwen.modeling.chain import Chain
@@ -178,15 +173,15 @@ def test_abduction_finds_who_spoke(speaker, monkeypatch):
         spoken = EncodedText(tokens, torch.zeros(len(tokens)), torch.zeros(len(tokens), dtype=torch.bool))
         contexts.append((text.then(spoken), len(text.ids)))
     monkeypatch.setattr(individuals, "contexts_of", lambda model, observations: [contexts[i] for i in observations])
-    found = speaker.abduct([0, 1, 2, 3, 4], spread=0.8, evaluations=8)
+    found = speaker.abduct([0, 1, 2, 3, 4], spread=0.8)
     cosine = F.cosine_similarity(found.normal, truth.normal, dim=0).item()
     assert cosine > 0.5
     # Who they are said to be is within the width that goes with it: a z-score per coordinate.
     error = found.normal - truth.normal
     assert (error @ found.precision @ error / len(error)).item() < 2.0
     # Half the evidence, then the other half: as all of it at once.
-    first = speaker.abduct([0, 1], spread=0.8, evaluations=8)
-    both = speaker.abduct([2, 3, 4], prior=first, evaluations=8)
+    first = speaker.abduct([0, 1], spread=0.8)
+    both = speaker.abduct([2, 3, 4], prior=first)
     assert F.cosine_similarity(both.normal, found.normal, dim=0) > 0.98
     assert sum(e.tokens for e in both.evidence) == found.evidence[0].tokens == 200
     assert "200 tokens" in str(both)

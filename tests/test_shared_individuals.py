@@ -16,15 +16,9 @@ from causalqwen.data import Example, Row, RowError, encode_rows
 from causalqwen.data.rows import parse_row
 from causalqwen.decoding import BoundDecoding
 from causalqwen.distributions import get_family
-from causalqwen.individuals import (
-    ValueEvidence,
-    find_posterior,
-    line_posterior,
-    loading_sizes,
-    sample_posterior,
-    value_marginal,
-)
-from causalqwen.individuals.posterior import effective_draws, split_rhat
+from causalqwen.individuals.evidence import ValueEvidence
+from causalqwen.individuals.marginal import line_posterior, loading_sizes, value_marginal
+from causalqwen.individuals.posterior import find_posterior
 from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.prediction import MixedNumberPrediction
 from causalqwen.parts.crossing import Crossing, _components, _products, _told_by_components, held
@@ -401,20 +395,6 @@ def test_the_line_posterior_is_the_gaussian_one():
     assert places.std().item() == pytest.approx(precision.rsqrt().item(), rel=0.02)
 
 
-def test_the_sampler_draws_the_exact_posterior_and_knows_how_well():
-    n, size = 12, 3
-    evidence = ValueEvidence(
-        draws(n, size), draws(n, size, seed=1).exp(), draws(n, seed=2), draws(size, seed=3), torch.zeros(()).double(),
-        torch.full((n,), 0.8).double(), GAUSSIAN,
-    )  # fmt: skip
-    exact = find_posterior([evidence], torch.zeros(size), 1.0)
-    made, trust = sample_posterior([evidence], exact, draws=1500, seed=1)
-    covariance = torch.linalg.inv(exact.precision)
-    torch.testing.assert_close(made.mean(0), exact.mode, atol=0.05, rtol=0.0)
-    torch.testing.assert_close(made.T.cov(), covariance, atol=0.05 * covariance.diagonal().max().item(), rtol=0.1)
-    assert trust.rhat < 1.02 and 1000 < trust.effective < 6000
-
-
 def test_evidence_of_any_size_can_be_weighed():
     """Values of a head that was hardly trained may say 10^17 times as much as words: a sum that float64 cannot factor."""
     size, n = 32, 60
@@ -426,14 +406,6 @@ def test_evidence_of_any_size_can_be_weighed():
     torch.linalg.cholesky(found.precision)
     assert found.mode.isfinite().all() and math.isfinite(found.gained)
     assert torch.equal(found.prior_precision, 25.0 * torch.eye(size, dtype=torch.float64))
-
-
-def test_diagnostics_see_chains_that_disagree_and_chains_that_crawl():
-    good = draws(2, 500, 1)
-    assert split_rhat(good).item() < 1.02 and effective_draws(good).item() > 700
-    assert split_rhat(good + torch.tensor([0.0, 3.0])[:, None, None]).item() > 1.5
-    crawl = draws(2, 500, 1).cumsum(1)
-    assert effective_draws(crawl).item() < 30
 
 
 # ---- rows, training --------------------------------------------------------------------------------------------------
@@ -577,17 +549,6 @@ def test_values_and_words_teach_under_a_cauchy_law_too(tiny_tokenizer):
     assert model.abduct(words).evidence[0].gained > 0.1
     people = model.abduct_population({"Ann": words, "Bob": "They say so, and they say it again. " * 8})
     assert people.normal.abs().max() > 1e-3
-
-
-def test_an_individual_sampled_is_the_one_found(tiny_tokenizer):
-    model = graft_tiny("llama", tiny_tokenizer, value_family="gaussian")
-    model.config.value_range = [0.0, 1.0]
-    said = [Observation(f" {v}", PROMPTS[0]) for v in (0.2, 0.3, 0.25)]
-    exact = model.abduct(said, likelihood="values")
-    drawn = model.abduct(said, likelihood="values", method="sample", draws=300, seed=2)
-    assert drawn.evidence[-1].rhat < 1.1 and "R-hat" in str(drawn)
-    a, b = (model.predict_number(PROMPTS[1], individual=who)[0] for who in (exact, drawn))
-    assert b.median == pytest.approx(a.median, abs=0.2 * (a.quantile(0.84) - a.median))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from causalqwen import (
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.decoding import Voices, load_prior, mean, mix, move, nearest
 from causalqwen.evaluation.portrait import what_each_told, write_portrait
-from causalqwen.individuals import find_posterior
+from causalqwen.individuals.posterior import find_posterior
 from causalqwen.modeling.choices import read_options
 from causalqwen.modeling.explain_individual import favoured_tokens, what_told
 from causalqwen.modeling.layer_shift import decoder_layers, depths_of

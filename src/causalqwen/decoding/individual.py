@@ -17,7 +17,7 @@ class Observed:
 
     tokens, values, choices: how many were observed. gained: by how many nats they are likelier from this individual than from
     the prior's mean. directions: how many directions of e1 they determine. spread: the standard deviation of Phi^-1(e1) of the
-    prior. likelihood, method: as `model.abduct` was asked. rhat, effective: a sampler's diagnostics, 0 without one.
+    prior. likelihood, method: as `model.abduct` was asked.
     """
 
     tokens: int
@@ -27,9 +27,12 @@ class Observed:
     spread: float
     likelihood: str
     method: str = "mode"
-    rhat: float = 0.0
-    effective: float = 0.0
     choices: int = 0
+
+    @classmethod
+    def read(cls, told: dict[str, Any]) -> "Observed":
+        """From a file; what a sampler once said of itself is left out."""
+        return cls(**{name: known for name, known in told.items() if name not in ("rhat", "effective")})
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +156,7 @@ class Individual:
         """Read what `save` wrote; ValueError names a file that holds no individual."""
         about, tensors = load_tensors(path, "individual")
         try:
-            evidence = tuple(Observed(**e) for e in about.get("evidence", []))
+            evidence = tuple(map(Observed.read, about.get("evidence", [])))
             return cls(name=about.get("name", ""), evidence=evidence, **tensors)
         except (TypeError, ValueError) as error:  # of a later version
             raise ValueError(f"{path} holds no individual that can be read here: {error}") from None
@@ -175,8 +178,6 @@ class Individual:
         )
         if last.directions < 0.5:
             told += ": hardly told apart from nobody in particular"
-        if last.method == "sample":
-            told += f"; {len(self.draws)} draws, R-hat {last.rhat:.2f}, {last.effective:.0f} effective"
         if not self.knows_values:
             told += "; between words and numbers nothing was learned, so that their numbers are nobody's in particular"
         return told + ")"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from causalqwen.decoding import Individual
-from causalqwen.individuals import Branches, ChoiceEvidence
+from causalqwen.individuals.evidence import Branches, ChoiceEvidence
 from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.reading import EncodedText, encode_text

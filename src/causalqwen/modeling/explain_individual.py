@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from causalqwen.decoding import Individual
 from causalqwen.distributions import upcast
-from causalqwen.individuals import TokenEvidence, read_factor
+from causalqwen.individuals.evidence import TokenEvidence, read_factor
 from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.prediction import NumberPrediction, predict_values
 from causalqwen.modeling.reading import EncodedText, encode_text, read_contexts, token_evidence, value_evidence

@@ -25,7 +25,7 @@ from causalqwen.distributions import (
 )
 from causalqwen.extras import extra
 from causalqwen.files import batches
-from causalqwen.individuals import Branches
+from causalqwen.individuals.evidence import Branches
 from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.choices import check_options, last_features, read_options

@@ -6,7 +6,6 @@ world to world is told in words, and in values with their intervals.
 """
 
 import difflib
-import itertools
 import logging
 import math
 import re
@@ -22,8 +21,8 @@ from transformers import LogitsProcessorList
 from causalqwen.checking import Finite, Whole, check_fields
 from causalqwen.decoding import CausalDecoding, Individual, ObservedNoise, ObservedNumber
 from causalqwen.modeling.base import GraftedModel
-from causalqwen.modeling.encoded import NumberText
-from causalqwen.modeling.individuals import abduct, abduct_noise
+from causalqwen.modeling.encoded import NumberText, read_as_prompt
+from causalqwen.modeling.individuals import abduct, abduct_noise, written_numbers
 from causalqwen.modeling.logits_processors import ForcedToken, ForceTokens
 from causalqwen.modeling.prediction import NumberPrediction, predict_values
 from causalqwen.modeling.reading import Observation, encode_text
@@ -208,7 +207,7 @@ def continue_prompt(
     streamer: Any = None,
 ) -> list[World]:
     """Texts behind a prompt in a world."""
-    ids, values, _ = encode_text(model, prompt, prompt=True)
+    ids, values, _ = encoded = encode_text(model, prompt, prompt=True)
     if len(ids) == 0:
         raise ValueError("the prompt is empty: give at least one token")
     start, number = len(ids), model.config.num_token_id
@@ -217,23 +216,14 @@ def continue_prompt(
     queue = [ForcedToken(place, number, value) for place, value in world.values.items()]
     for place, said in world.tokens.items():
         text = encode_text(model, said)
-        forms = iter(model.processor(said, add_special_tokens=False).number_texts[0])
-        queue += [
-            ForcedToken(
-                place,
-                int(text.ids[at]),
-                float(text.values[at]) if text.ids[at] == number else None,
-                ObservedNumber(float(text.values[at]), next(forms), text.digits_of(at))
-                if text.ids[at] == number
-                else None,
-            )
-            for at in (~text.digits).nonzero().squeeze(-1).tolist()
-        ]
+        written = written_numbers(model, said, text)
+        for at in (~text.digits).nonzero().squeeze(-1).tolist():
+            form = written.get(at)
+            queue.append(ForcedToken(place, int(text.ids[at]), None if form is None else form.value, form))
     forced = ForceTokens(sorted(queue, key=lambda token: token.after))
-    if not model.config.context.writes and number in ids:
-        of_prompt = model.processor(prompt, prompt=True, add_special_tokens=False).number_texts[0]
-        for row, (place, form) in itertools.product(range(num_samples), enumerate(of_prompt)):
-            forced.said[row, int((ids == number).nonzero()[place])] = ObservedNumber(form.value, form, [])
+    if not model.config.context.writes:
+        of_prompt = written_numbers(model, read_as_prompt(prompt), encoded)
+        forced.said |= {(row, place): form for row in range(num_samples) for place, form in of_prompt.items()}
     made = model.generate(
         ids[None].to(model.device),
         numeric_values=values[None].to(model.device),
