@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from causalqwen.decoding.individual import Individual
+from causalqwen.decoding.individual import Individual, voices_of
 from causalqwen.decoding.population import Population
 
 _DRAWS = 200
@@ -98,11 +98,10 @@ def _apart(individual: Individual, other: Individual) -> float:
 
 def _speaking(made: Individual, parts: Sequence[tuple[Individual, float]]) -> Individual:
     """With the sum of share_i voice_i, where anybody has a voice."""
-    spoken = [share * person.voice for person, share in parts if person.voice is not None and share != 0]
-    if any(voice.shape != spoken[0].shape for voice in spoken):
-        raise ValueError("the individuals have voices of different backbones")
-    voice = sum(spoken[1:], spoken[0]) if spoken else torch.zeros(1)
-    return replace(made, voice=voice) if bool(voice.any()) else made
+    parts = [(person, share) for person, share in parts if person.voice is not None and share != 0]
+    voices_of([person for person, _ in parts])  # of one backbone
+    voice = sum(share * person.voice for person, share in parts)
+    return replace(made, voice=voice) if parts and bool(voice.any()) else made
 
 
 def _called(individual: Individual) -> str:

@@ -1,6 +1,7 @@
 """An individual: a point e1 of the unit cube that says who is speaking, whatever the context (theory 3.9)."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -181,3 +182,12 @@ class Individual:
         if not self.knows_values:
             told += "; between words and numbers nothing was learned, so that their numbers are nobody's in particular"
         return told + ")"
+
+
+def voices_of(people: Sequence[Individual]) -> Tensor | None:
+    """The voice of each [n, L, H], 0 for one who has none; None where nobody has one. ValueError for different backbones."""
+    spoken = [person.voice for person in people if person.voice is not None]
+    if any(voice.shape != spoken[0].shape for voice in spoken):
+        raise ValueError("the individuals have voices of different backbones")
+    silent = torch.zeros_like(spoken[0]) if spoken else None
+    return torch.stack([silent if person.voice is None else person.voice for person in people]) if spoken else None

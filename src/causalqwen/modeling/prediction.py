@@ -17,14 +17,7 @@ from causalqwen.files import batches, finite
 from causalqwen.losses import quantile_crps
 from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.chain import Chain
-from causalqwen.numbers import (
-    CRPS_LEVELS,
-    PLAIN,
-    NumberStyle,
-    ValueLaw,
-    format_number,
-    last_place,
-)
+from causalqwen.numbers import CRPS_LEVELS, PLAIN, NumberStyle, ValueLaw, format_number, last_place
 from causalqwen.numbers.law import LEVELS, ends_of_interval, level_of_quantile
 from causalqwen.parts.copying import Candidates
 
@@ -67,8 +60,8 @@ class NumberPrediction:
 
     @property
     def median(self) -> float:
-        """t^-1(loc), exact."""
-        return self.law.quantile(*self._parameters(), 0.5).item()
+        """t^-1(loc), exact; of a mixture its quantile at 1/2."""
+        return self.quantile(0.5)
 
     def quantile(self, p: float, *, raw: bool = False) -> float:
         """Quantile at p in (0, 1), recalibrated where the model was trained with validation rows; `raw`: the law's own."""
@@ -103,7 +96,14 @@ class NumberPrediction:
 
     def log_prob(self, value: float) -> float:
         """Log density at `value`, per unit, under the model's own law; log P(Y = value) where that is not 0."""
-        return self.law.log_prob(*self._parameters(), _observed(value)).item()
+        return self._log_prob(_observed(value)).item()
+
+    def _log_prob(self, values: Tensor) -> Tensor:
+        return self.law.log_prob(*self._parameters(), values)
+
+    def _drawn_density(self, values: Tensor) -> Tensor:
+        """Per unit, as a curve shows it."""
+        return self._log_prob(values).exp()
 
     def crps(self, value: float) -> float:
         """CRPS at `value`, in units, lower is better: see `ValueLaw.crps`."""
@@ -128,12 +128,8 @@ class NumberPrediction:
         if support.step is not None:
             inside |= (places == low) | (places == high)
         density = torch.zeros_like(places)
-        density[inside] = self._log_density(places[inside]).exp()
+        density[inside] = self._drawn_density(places[inside])
         return list(zip(places.tolist(), density.tolist(), self._cdf(places).tolist(), strict=True))
-
-    def _log_density(self, values: Tensor) -> Tensor:
-        """The log density that a curve shows at values, float64 [n]."""
-        return self.law.log_prob(*self._parameters(), values)
 
     def format(self, level: float | None = None, style: NumberStyle = PLAIN) -> str:
         """The median as text, with its interval where a level in (0, 1) is asked for: `351 K (90%: 338-364)`.
@@ -194,13 +190,8 @@ class MixedNumberPrediction(NumberPrediction):
         """On the axis; p [...]."""
         return mixed_quantiles(self.law.stable, self.locs, torch.tensor(self.scale, dtype=torch.float64), p)
 
-    @property
-    def median(self) -> float:
-        return self.quantile(0.5)
-
     def quantile(self, p: float, *, raw: bool = False) -> float:
-        axis = self._quantiles(level_of_quantile(p))
-        return self.law.transform.inverse(axis).item()
+        return self.law.transform.inverse(self._quantiles(level_of_quantile(p))).item()
 
     def interval(self, level: float = 0.9, *, raw: bool = False) -> tuple[float, float]:
         low, high = ends_of_interval(level)
@@ -209,10 +200,7 @@ class MixedNumberPrediction(NumberPrediction):
     def _cdf(self, values: Tensor) -> Tensor:
         return self.law.cdf(self.locs, self._parameters()[1], values.unsqueeze(-1)).mean(-1)
 
-    def log_prob(self, value: float) -> float:
-        return self._log_density(_observed(value)).item()
-
-    def _log_density(self, values: Tensor) -> Tensor:
+    def _log_prob(self, values: Tensor) -> Tensor:
         of_each = self.law.log_prob(self.locs, self._parameters()[1], values.unsqueeze(-1))
         return of_each.logsumexp(-1) - math.log(len(self.locs))
 
@@ -232,10 +220,6 @@ class CopiedNumberPrediction(NumberPrediction):
 
     law: Any
 
-    @property
-    def median(self) -> float:
-        return self.quantile(0.5)
-
     def probabilities(self) -> dict[float, float]:
         """Probabilities of a new number, times pi_0, and of the numbers of the context, wherever they lie."""
         of_new: Any = self.law.of_new
@@ -246,10 +230,10 @@ class CopiedNumberPrediction(NumberPrediction):
             each[same] = each.get(same, 0.0) + p
         return dict(sorted(each.items()))
 
-    def _log_density(self, values: Tensor) -> Tensor:
-        """The log density of a new number alone, times pi_0: a copy has a probability, and no density."""
+    def _drawn_density(self, values: Tensor) -> Tensor:
+        """Of a new number alone, times pi_0: a copy has a probability, and no density."""
         of_new: Tensor = self.law.of_new.log_prob(*self._parameters(), values)
-        return self.law.log_weights[0] + of_new
+        return (self.law.log_weights[0] + of_new).exp()
 
     @property
     def candidates(self) -> list[tuple[float, float]]:
@@ -278,15 +262,18 @@ def describe(
 ) -> dict[str, Any]:
     """One prediction as plain data: median, intervals by level, num_prob and `announced` where there is one; crps and log_prob
     where the value is known."""
-    described: dict[str, Any] = {
-        "median": prediction.median,
-        "intervals": {str(level): list(prediction.interval(level, raw=raw)) for level in levels},
-    }
+    intervals = [list(prediction.interval(level, raw=raw)) for level in levels]
+    scores = {} if value is None else {"crps": prediction.crps(value), "log_prob": prediction.log_prob(value)}
+    return _described(prediction, prediction.median, intervals, levels) | scores
+
+
+def _described(
+    prediction: NumberPrediction, median: float, intervals: Sequence[list[float]], levels: Sequence[float]
+) -> dict[str, Any]:
+    told = {"median": median, "intervals": dict(zip(map(str, levels), intervals, strict=True))}
     if prediction.num_prob is not None:
-        described |= {"num_prob": prediction.num_prob, "announced": prediction.announced}
-    if value is not None:
-        described |= {"crps": prediction.crps(value), "log_prob": prediction.log_prob(value)}
-    return described
+        told |= {"num_prob": prediction.num_prob, "announced": prediction.announced}
+    return told
 
 
 def describe_all(
@@ -311,9 +298,7 @@ def describe_all(
         loc, scale = torch.tensor(parameters, dtype=torch.float64).unbind(-1)
         ends = [torch.stack(law.interval(loc, scale, level, raw=raw), -1).tolist() for level in levels]
         for row, median, *of_levels in zip(rows, law.quantile(loc, scale, 0.5).tolist(), *ends, strict=True):
-            entries[row] = {"median": median, "intervals": dict(zip(map(str, levels), of_levels, strict=True))}
-            if predictions[row].num_prob is not None:
-                entries[row] |= {"num_prob": predictions[row].num_prob, "announced": predictions[row].announced}
+            entries[row] = _described(predictions[row], median, of_levels, levels)
         known = [place for place, row in enumerate(rows) if values[row] is not None]
         observed = torch.stack([_observed(values[rows[place]]) for place in known]) if known else loc[:0]
         scored = (loc[known], scale[known], observed)
@@ -388,23 +373,18 @@ def predict_number(
     individual: Individual | None = None,
     classes: str | Sequence[str | None] | None = None,
 ) -> list[NumberPrediction]:
-    """What number follows each prompt, as a distribution.
+    """What number follows each prompt, as a distribution; a `CopiedNumberPrediction` where the model copies and the prompt
+    holds numbers. A graft that has learned no numbers warns, once.
 
     Args:
         prompts: texts that end where the number would start ("The boiling point of water is"); a trailing space is
             dropped, because `<NUM>` brings its own.
-        batch_size: prompts per forward pass.
         individual: whom the number is about; nobody in particular by default. Whatever is not known about somebody who was
             inferred is integrated out. Somebody who was inferred from words counts as nobody in particular, because
             training never learned how numbers follow from words; `abduct(likelihood="values")` infers people from numbers.
-        classes: the class of each number, or one for all. Intervals are then recalibrated for that class and, where classes
-            have axes of their own, the number is read on that class's axis. None for `number_class`, and where that is None
-            too, for the model's own recalibration. Numbers about an individual are never recalibrated, and are of
-            `number_class`.
-
-    Returns:
-        one `NumberPrediction` per prompt, in their order; a `CopiedNumberPrediction` where the model copies and the prompt
-        holds numbers. A graft that has learned no numbers warns, once.
+        classes: the class of each number, or one for all, by which intervals are recalibrated and, where classes have axes
+            of their own, the number is read. None for `number_class`, and where that is None too, for the model's own
+            recalibration. Numbers about an individual are never recalibrated, and are of `number_class`.
 
     Raises:
         ValueError: an empty prompt, or one longer than the context, by its index; an individual whose numbers are a
@@ -489,24 +469,17 @@ def predict_values(
 def or_copied(of_new: Sequence[NumberPrediction], copies: Any) -> list[NumberPrediction]:
     """Predictions of new numbers, and of copies where a row is offered some. copies: the law of all rows, of which the law of a
     new number is not read."""
-    predictions = []
-    for row, prediction in enumerate(of_new):
-        law = copies.of_row(row, prediction.law)
-        predictions.append(
-            prediction
-            if law is prediction.law
-            else CopiedNumberPrediction(prediction.loc, prediction.scale, prediction.num_prob, law)
-        )
-    return predictions
+    laws = [copies.of_row(row, prediction.law) for row, prediction in enumerate(of_new)]
+    return [
+        new if law is new.law else CopiedNumberPrediction(new.loc, new.scale, new.num_prob, law)
+        for new, law in zip(of_new, laws, strict=True)
+    ]
 
 
 def check_speaker(config: Any, individual: Individual | None) -> None:
     """ValueError for somebody whose numbers have a mixture for a law, where the model mixes copies with a single one."""
-    if (
-        individual is not None
-        and individual.knows_values
-        and _is_mixed(individual, get_value_family(config.value_family))
-    ):
+    law = get_value_family(config.value_family)
+    if individual is not None and individual.knows_values and _is_mixed(individual, law):
         config.require("the number of somebody known by draws")
 
 

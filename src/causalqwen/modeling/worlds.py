@@ -38,8 +38,8 @@ class Intervention:
     prompt: the text before, or a function of the observed one; None leaves it. tokens: texts forced behind so many tokens of
     the answer, `{5: " but"}`, or as soon as no number is cut in two; they stand as they are set, even where they change how a
     number before them is read. values: numbers forced there instead of what would come, `{5: 100.0}`, before a text at the same
-    place, or as soon as they are read as their values. model: another checkpoint
-    that speaks there, of the same tokenizer and causal size; None for the one that is asked.
+    place, or as soon as they are read as their values. model: another checkpoint that speaks there, of the same tokenizer and
+    causal size; None for the one that is asked.
     """
 
     prompt: str | Callable[[str], str] | None = None
@@ -87,12 +87,10 @@ def interventional_samples(
     temperature: float = 1.0,
     streamer: Any = None,
 ) -> list[list[World]]:
-    """What `individual` (a new one per sample by default) writes behind each prompt, with fresh noise each time.
+    """What `individual` (a new one per sample by default) writes behind each prompt, with fresh noise each time: `num_samples`
+    worlds per prompt, of which sample j uses seed + j.
 
-    temperature: of the plan (`CausalDecoding`).
-    streamer: of transformers; it sees each token of each text as it comes.
-
-    Returns: `num_samples` worlds per prompt; sample j uses seed + j.
+    temperature: of the plan (`CausalDecoding`). streamer: of transformers; it sees each token of each text as it comes.
     """
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     who = "sequence" if individual is None else individual
@@ -114,7 +112,7 @@ def counterfactual_samples(
     temperature: float = 1.0,
     streamer: Any = None,
 ) -> list[list[World]]:
-    """What the individual behind an observed text would have written in other worlds.
+    """What the individual behind an observed text would have written in other worlds: `num_samples` worlds per intervention.
 
     Args:
         interventions: the worlds; `Intervention()` is the one that was.
@@ -122,12 +120,9 @@ def counterfactual_samples(
             explains the text stays too, so that the world that was gives the observed text back, exactly
             in float32.
         individual: who wrote the text; None to infer them from it.
-        num_samples: worlds per intervention; sample j draws its noise (given what was said) with seed + j.
         max_new_tokens: as many as the observed text has, by default.
-        temperature: of the plan (`CausalDecoding`).
-        streamer: as of `interventional_samples`.
-
-    Returns: `num_samples` worlds per intervention.
+        seed: sample j draws its noise (given what was said) with seed + j.
+        temperature, streamer: as of `interventional_samples`.
 
     Raises:
         ValueError: an unknown noise; a speaker or an individual that does not fit; a place of an intervention that lies
@@ -237,22 +232,20 @@ def continue_prompt(
     )
     rows = zip(made.sequences.cpu(), made.numeric_values.cpu(), strict=True)
     known = plan.own.numbers if isinstance(plan.own, ObservedNoise) else {}
-    return [_world(model, prompt, of_row, start, (forced, row), known) for row, of_row in enumerate(rows)]
+    return [_world(model, prompt, start, forced, known, row, *of_row) for row, of_row in enumerate(rows)]
 
 
 def _world(
     model: GraftedModel,
     prompt: str,
-    sequence: tuple[Tensor, Tensor],
     start: int,
-    of_row: tuple[ForceTokens, int],
+    forced: ForceTokens,
     said_before: dict[int, ObservedNumber],
+    row: int,
+    ids: Tensor,
+    values: Tensor,
 ) -> World:
-    """The world of a sequence (tokens and values) whose first `start` tokens are the prompt; it ends before an end of text.
-
-    of_row: what was forced, and which of its rows this is.
-    """
-    (ids, values), (forced, row) = sequence, of_row
+    """The world of a row of tokens and values whose first `start` are the prompt; it ends before an end of text."""
     end = model.generation_config.eos_token_id
     ends = torch.tensor([end] if isinstance(end, int) else (end or []))
     last = torch.isin(ids[start:], ends).nonzero()
@@ -267,21 +260,19 @@ def _world(
         forced.finish(row, listed, of_listed)
         ids, values = torch.tensor(listed), torch.tensor(of_listed, dtype=torch.float64)
     is_number = ids == model.config.num_token_id
-    places = is_number[start:].nonzero().squeeze(-1).tolist()
     # As they were written, where the same is said: a number that is not seen takes no place in the noise.
     forms = []
     for place in is_number.nonzero().squeeze(-1).tolist():
         index = place - start - int(is_number[start:place].sum()) * model.config.context.hides if place >= start else -1
         known = forced.said.get((row, place)) or said_before.get(index)
         forms.append(NumberText.of("", math.nan) if known is None else NumberText.of(known.text, known.value))
-    if forms:
-        forms = model.processor.ends.fitting(ids.tolist(), values.tolist(), forms)
+    forms = model.processor.ends.fitting(ids.tolist(), values.tolist(), forms)
     said = model.processor.decode(ids, values, forms)
     before = model.processor.decode(ids[:start], values[:start], forms)
     digits: list[int] = []
     kept = [place for place in forced.places[row] if place < len(ids) - start]
     if forced.writer is not None:
-        for place in places:
+        for place in is_number[start:].nonzero().squeeze(-1).tolist():
             whole = forced.writer.tokens_of(row, ids[: start + place].tolist(), values[start + place].item())
             written = range(place + 1, place + 1 + len(whole))
             digits += written
@@ -339,14 +330,12 @@ def world_numbers(model: GraftedModel, world: World, individual: Individual) -> 
         return len(model.processor.decode(ids[:count], numeric_values=values[:count]))
 
     numbers, origin = [], characters(first)
-    for place in range(first, len(ids)):
-        if ids[place] != model.config.num_token_id:
-            continue
+    for place in (world.tokens == model.config.num_token_id).nonzero().squeeze(-1).tolist():
         end = place + 1
-        while end - first in world.digits:
+        while end in world.digits:
             end += 1
-        span = (characters(place) - origin, characters(end) - origin)
-        numbers.append(WorldNumber(values[place].item(), *span, predictions.get(place - first)))
+        span = (characters(first + place) - origin, characters(first + end) - origin)
+        numbers.append(WorldNumber(world.values[place].item(), *span, predictions.get(place)))
     return numbers
 
 
