@@ -260,18 +260,6 @@ def test_a_step_to_where_nothing_is_known_is_halved():
     assert 0 < found.gained < 90 and bool((found.mode.abs() < 1).all())
 
 
-@pytest.mark.parametrize("temperature", [0.4, 4.0])
-def test_numbers_are_given_back_at_any_temperature(tiny_tokenizer, temperature):
-    model = graft_tiny("llama", tiny_tokenizer, number_context="value")
-    model.generation_config.eos_token_id, model.config.value_range = None, [0.0, 100.0]
-    told = Observation(" 12345 people came, 3.14159 each and 1,272.50 then 7", "They say that 3.0")
-    for who in (Individual.nobody(32), None):
-        ((world,),) = model.counterfactual_samples(
-            told, Intervention(), individual=who, seed=2, temperature=temperature
-        )
-        assert world.text == told.text
-
-
 def test_a_new_person_is_expected_to_be_like_the_population(speaker):
     texts = ["We have come here to speak of it.", "We have seen a new year come.", "We have come to the land."]
     population = speaker.abduct_population({f"person {i}": [text, text] for i, text in enumerate(texts)})
@@ -364,25 +352,13 @@ def test_another_checkpoint_speaks_with_the_same_individual_and_noise(speaker):
     ((same,), (differs,)) = speaker.counterfactual_samples(OBSERVED, worlds, seed=5)
     assert same.text == OBSERVED.text != differs.text
     other.config.num_token_id += 1
-    with pytest.raises(ValueError, match="another vocabulary or causal size"):
-        speaker.counterfactual_samples(OBSERVED, Intervention(model=other))
-
-
-@pytest.mark.parametrize("context", ["value", "digits", "both"])
-def test_numbers_are_part_of_the_world_that_was(tiny_tokenizer, context):
-    model = eager(graft_tiny("llama", tiny_tokenizer, number_context=context))
-    model.config.value_range = [0.0, 100.0]  # as after training: numbers are <NUM>
-    written = " 31" if context == "value" else " 1,031.0"  # digits are kept as they were written
-    observed = Observation(f" 12.5 people, then{written} more (-5)", "They say that 3")
-    worlds = model.counterfactual_samples(
-        observed, [Intervention(), Intervention(values={0: 99.0}), Intervention(tokens={1: " men"})]
-    )
-    assert worlds[0][0].text == observed.text
-    said = encode_text(model, observed.text)
-    assert worlds[0][0].tokens.tolist() == said.ids.tolist() and worlds[0][0].values.tolist() == said.values.tolist()
-    assert worlds[0][0].digits == tuple(said.digits.nonzero().squeeze(-1).tolist())
-    assert worlds[1][0].values[0] == 99.0 and worlds[1][0].text.startswith(" 99")
-    assert worlds[2][0].text.startswith(" 12.5 men")  # behind the number, not within its digits
+    apart = graft_tiny("llama", speaker.processor.tokenizer, number_context="value")
+    for unfit, message in (
+        (other, "another vocabulary or causal size"),
+        (apart, "has number_context='value': noise that is shared needs number_context='digits'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            speaker.counterfactual_samples(OBSERVED, Intervention(model=unfit))
 
 
 SAID = [
@@ -408,10 +384,11 @@ def test_numbers_of_any_length_come_back_as_they_were_written(tiny_tokenizer, co
             [Intervention(), Intervention(values={0: 99.0})],
             individual=who,
             seed=seed,
-            temperature=(0.1, 1.0)[seed % 2],
+            temperature=(0.1, 1.0, 4.0)[seed % 3],
         )
         said = encode_text(model, text)
         assert was[0].text == text and was[0].values.tolist() == said.values.tolist()
+        assert was[0].digits == tuple(said.digits.nonzero().squeeze(-1).tolist())
         assert other[0].text.startswith(" 99") and other[0].values[0] == 99.0
 
 
@@ -467,24 +444,6 @@ def test_padding_within_a_prompt_is_read(tiny_tokenizer, context):
     observed = Observation(" 12.5 people", f"They say{end} that{end} then")
     assert tiny_tokenizer.pad_token_id in encode_text(model, observed.prompt).ids
     assert model.counterfactual_samples(observed, Intervention())[0][0].text == observed.text
-
-
-def test_noise_is_not_shared_between_contexts(tiny_tokenizer):
-    model, other = (graft_tiny("llama", tiny_tokenizer, number_context=context) for context in ("digits", "value"))
-    with pytest.raises(
-        ValueError,
-        match="the other checkpoint has number_context='value': noise that is shared needs number_context='digits'",
-    ):
-        model.counterfactual_samples(OBSERVED, Intervention(model=other))
-
-
-@pytest.mark.parametrize("context", ["value", "digits", "both"])
-def test_a_number_that_is_set_stands_there_as_it_was_written(tiny_tokenizer, context):
-    model = eager(graft_tiny("llama", tiny_tokenizer, number_context=context))
-    model.config.value_range = [0.0, 100.0]
-    said = Observation(" to be here with you.", prompt="We are")
-    worlds = model.counterfactual_samples(said, Intervention(tokens={0: " -$1,200.50 and"}), max_new_tokens=6)
-    assert worlds[0][0].text.startswith(" -$1,200.50 and")
 
 
 @pytest.mark.parametrize(

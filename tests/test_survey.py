@@ -276,16 +276,6 @@ def test_drawn_options_have_the_probabilities_that_are_told(model, people):
     assert list(told["words"].values()) == pytest.approx(choice.probabilities, rel=1e-5)
 
 
-def test_whoever_is_far_out_answers_so_again(model):
-    said = {name: [Observation(f" {value}", "The long one is")] * 6 for name, value in (("low", -90), ("high", 95))}
-    people = model.abduct_people(said, likelihood="values")
-    table = {
-        row["person"]: row["The short one is"]
-        for row in survey_rows(model, people, Question("The short one is"), draws=0)
-    }
-    assert table["low"] < model.predict_number("The short one is")[0].median < table["high"]
-
-
 def test_a_survey_is_a_table_of_people_and_questions(model, people):
     text = Question("The long one is", name="text", max_new_tokens=3)
     some = people.part([0, 30, 44])

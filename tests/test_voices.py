@@ -11,15 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from causalqwen import (
-    CausalDecoding,
-    CausalQwenForCausalLM,
-    Choice,
-    Individual,
-    Intervention,
-    Observation,
-    Population,
-)
+from causalqwen import CausalDecoding, CausalQwenForCausalLM, Choice, Individual, Intervention, Observation, Population
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.decoding import Voices, load_prior, mean, mix, move, nearest
 from causalqwen.evaluation.portrait import what_each_told, write_portrait
@@ -28,12 +20,12 @@ from causalqwen.modeling.choices import read_options
 from causalqwen.modeling.explain_individual import favoured_tokens, what_told
 from causalqwen.modeling.layer_shift import decoder_layers, depths_of
 from causalqwen.modeling.logits_processors import ForcedToken, ForceTokens
-from causalqwen.modeling.reading import contexts_of, encode_text, read_contexts, token_evidence
+from causalqwen.modeling.reading import contexts_of, read_contexts, token_evidence
 from causalqwen.modeling.voice_likelihood import Words, log_likelihood, scores, told, windows_of
 from causalqwen.serving import load_individuals
 from causalqwen.training import learn_voices
 from causalqwen.training import voices as learning
-from causalqwen.training.voices import _closed_form, _Hearing, _pairs, _texts
+from causalqwen.training.voices import _closed_form, _Hearing
 from causalqwen_vllm.request_options import RequestOptions, check_silent
 from conftest import graft_tiny
 from test_cli import run, write
@@ -563,36 +555,6 @@ def test_voices_are_learned_from_texts_of_any_length(tiny_llama, texts):
         assert model.abduct(kinds.text(0, 20), prior=voices).voice is not None
 
 
-def test_short_texts_stand_together_and_long_ones_alone(tiny_llama):
-    kinds = TwoKinds()
-    long, short = kinds.text(0), kinds.text(0, 10)
-    size = len(encode_text(tiny_llama, short).ids)
-    found = _texts(tiny_llama, "Ann", [long, *[short] * 60, long, short])
-    sizes = [sum(len(text.ids) for text, _ in windows) for windows in found]
-    together = 1 + max(1, (1024 - size + 1) // (size - 1))
-    assert sizes[0] == sizes[-2] == len(encode_text(tiny_llama, long).ids) and sizes[-1] == size
-    assert sum(len(windows) for windows in found[1:-2]) == 60 and len(found[1]) in (
-        together - 1,
-        together,
-        together + 1,
-    )
-    before = Observation(short, kinds.text(0, 20))
-    ((window,),) = windows_of(tiny_llama, [before])[:1]
-    assert window[0].ids[window[1] :].tolist() == encode_text(tiny_llama, short).ids.tolist()
-
-
-def test_who_is_heard_is_asked_about_another_text():
-    chance, texts = random.Random(0), [[("window", place)] for place in range(3)]
-    scores = torch.arange(24.0).view(3, 2, 4)
-    hearings = [_Hearing(scores + place, torch.tensor([5, 6, 7]), place) for place in range(3)]
-    for place, (score, tokens, asked) in enumerate(_pairs(hearings, texts, chance) * 1):
-        assert asked[1] != place and tokens == 18 and torch.equal(score, (scores + place).sum(0))
-    found = {
-        (tokens, asked[1]) for _ in range(60) for _, tokens, asked in _pairs(hearings[:1], texts, chance, short=True)
-    }
-    assert found == {(tokens, other) for tokens in (5, 11, 18) for other in (1, 2)}
-
-
 def test_the_commands_of_a_voice(tiny_llama, tmp_path):
     kinds = TwoKinds()
     tiny_llama.save_pretrained(tmp_path / "model")
@@ -610,17 +572,8 @@ def test_the_commands_of_a_voice(tiny_llama, tmp_path):
         and tuple(told_of["gained"]) == voices.gained
     )
     (tmp_path / "said.txt").write_text(kinds.text(0, 60))
-    given = (
-        "--text",
-        tmp_path / "said.txt",
-        "--prior",
-        tmp_path / "voices.safetensors",
-        "--output",
-        tmp_path / "ann.safetensors",
-        "--name",
-        "Ann",
-    )
-    assert "heard at every depth" in run("abduct", *base, *given).stdout
+    given = "--text", tmp_path / "said.txt", "--prior", tmp_path / "voices.safetensors", "--name", "Ann"
+    assert "heard at every depth" in run("abduct", *base, *given, "--output", tmp_path / "ann.safetensors").stdout
     ann = Individual.load(tmp_path / "ann.safetensors")
     assert ann.voice is not None and ann.name == "Ann"
     asked = "--prompt", "We the", "--preset", "persona", "--seed", 1, "--max-new-tokens", 8, "--json"

@@ -174,11 +174,7 @@ class Population:
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file; it appears under its name only when it is complete."""
         evidence = [[vars(observed) for observed in of_person] for of_person in self.evidence]
-        about = {
-            "names": list(self.names),
-            "facts": dict(self.facts),
-            "evidence": evidence,
-        }
+        about = {"names": list(self.names), "facts": dict(self.facts), "evidence": evidence}
         tensors = {"draws": self.draws} | ({} if self.numbers is None else {"numbers": self.numbers})
         save_tensors(path, "population", about, tensors)
 

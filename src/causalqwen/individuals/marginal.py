@@ -20,17 +20,14 @@ from causalqwen.distributions import StableFamily
 _RUNGS, _REACH, _PIECES = 20, 1e4, 96  # of `line_nodes`
 
 
-def value_marginal(
-    law: StableFamily, residuals: Tensor, loadings: Tensor, scale: Tensor, *, on_line: bool = False
-) -> Tensor:
+def value_marginal(law: StableFamily, residuals: Tensor, loadings: Tensor, scale: Tensor) -> Tensor:
     """log p(v_1, ..., v_n) of one individual, or of many with n values each; differentiable in everything; float64 [...].
 
     Args:
         residuals: v - loc [..., n]. loadings: [..., n, C], scale_U W_reg at each value. scale: [..., n], of the noise.
-        on_line: integrate over the line under a Gaussian law too, which is exact for proportional loadings.
     """
     residuals, loadings, scale = residuals.double(), loadings.double(), scale.double()
-    if law.alpha == 2 and not on_line:
+    if law.alpha == 2:
         factor = torch.linalg.cholesky(loadings @ loadings.mT + torch.diag_embed(scale.square()))
         white = torch.linalg.solve_triangular(factor, residuals.unsqueeze(-1), upper=False).squeeze(-1)
         volume = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)

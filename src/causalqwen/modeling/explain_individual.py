@@ -130,10 +130,7 @@ class Favoured:
 
 @torch.no_grad()
 def favoured_tokens(
-    model: GraftedModel,
-    evidence: tuple[TokenEvidence, TokenEvidence],
-    individual: Individual,
-    count: int = _FAVOURED,
+    model: GraftedModel, evidence: tuple[TokenEvidence, TokenEvidence], individual: Individual, count: int = _FAVOURED
 ) -> tuple[list[Favoured], list[Favoured]]:
     """The tokens whose probability an individual raises, and lowers, most, at a typical position of what was observed.
 
