@@ -129,10 +129,8 @@ def _check_count(kind: str, count: int, prompts: int) -> None:
 
 @dataclass(frozen=True)
 class Integrated:
-    """Nothing is drawn: all sources are integrated out, and loc_S are what anybody decides by.
-
-    temperature: T, which multiplies all noise of the scores. off: whether there is no noise that all tokens share.
-    """
+    """Nothing is drawn: all sources are integrated out, and loc_S are what anybody decides by. temperature: T, which multiplies
+    all noise of the scores. off: whether there is no noise that all tokens share."""
 
     temperature: float = 1.0
     off: bool = False

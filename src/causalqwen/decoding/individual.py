@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -42,7 +42,6 @@ class Individual:
 
     Args:
         factor: e1, float64 [C], inside (0, 1).
-        name: how it is called in listings; empty by default.
         precision: how well it is known, where it was inferred (`model.abduct`): Phi^-1(e1) ~ N(Phi^-1(factor),
             precision^-1), float64 [C, C].
         evidence: what it was inferred from.
@@ -140,15 +139,11 @@ class Individual:
         """One of the individuals that it may be. ValueError where none was inferred."""
         likely = self.likely(1, seed)
         place = int(torch.randint(len(likely), (), generator=torch.Generator().manual_seed(seed)))
-        return replace(
-            Individual.from_normal(likely[place], f"{self.name or 'unnamed'}, draw {seed}"), voice=self.voice
-        )
+        return Individual.from_normal(likely[place], f"{self.name or 'unnamed'}, draw {seed}", voice=self.voice)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file; it appears under its name only when it is complete."""
-        names = ("factor", "precision", "draws", "line", "voice")
-        tensors: dict[str, Tensor | None] = {name: getattr(self, name) for name in names}
-        known = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        known = {name: tensor for name, tensor in vars(self).items() if isinstance(tensor, Tensor)}
         about = {"name": self.name, "evidence": [vars(e) for e in self.evidence]}
         save_tensors(path, "individual", about, known)
 

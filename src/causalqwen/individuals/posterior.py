@@ -10,22 +10,16 @@ from torch import Tensor
 
 from causalqwen.individuals.evidence import Evidence
 
-NARROWEST = 1e-4
-"""The least spread that is looked for where none is given."""
-
-TOLERANCE = 1e-3
-"""Nats that a step must promise."""
-
+NARROWEST = 1e-4  # the least spread that is looked for where none is given
+TOLERANCE = 1e-3  # nats that a step must promise
 FARTHEST, HALVINGS = 7.9, 12
 """float64 cannot tell e1 from the cube's border any farther out; a step that does not gain is halved so often at most."""
 
 
 @dataclass
 class Posterior:
-    """Gaussian around the mode: g ~ N(mode, precision^-1).
-
-    gained: log-likelihood of the observations at the mode less that at the prior's mean, nats.
-    """
+    """Gaussian around the mode: g ~ N(mode, precision^-1). gained: log-likelihood at the mode less that at the prior's mean,
+    nats."""
 
     prior_precision: Tensor
     mode: Tensor
@@ -64,9 +58,7 @@ def likeliest_population(
     h = sum C_p b_p/s^2, log evidence(s) = (sum b_p^T C_p b_p + h^T A^-1 h - log det(s^2 A) - sum log det(I + s^2 F_p)) / 2,
     maximized over s up to `widest`; mean = A^-1 h.
     """
-    told = [
-        (gradient.double(), information.double()) for gradient, information in zip(gradients, informations, strict=True)
-    ]
+    told = [(pull.double(), known.double()) for pull, known in zip(gradients, informations, strict=True)]
     size = len(gradients[0])
     identity = torch.eye(size, dtype=torch.float64, device=gradients[0].device)
 
@@ -101,11 +93,10 @@ def find_posterior(
     widest: float = 1.0,
     evaluations: int = 3,
 ) -> Posterior:
-    """Mode by Fisher scoring from the prior's mean, the information taken there; a step that does not gain is halved.
+    """Mode by Fisher scoring from the prior's mean [C], the information taken there; a step that does not gain is halved.
 
-    Args:
-        prior_mean: [C]; prior_precision: [C, C], a number for a multiple of I, or None for the likeliest spread up to `widest`.
-        evaluations: of the log-likelihood at most, beside those that halve a step; the last step is not looked at again.
+    prior_precision: [C, C], a number for a multiple of I, or None for the likeliest spread up to `widest`. evaluations: of the
+    log-likelihood at most, beside those that halve a step; the last step is not looked at again.
     """
 
     def evaluate(g: Tensor, curvature: bool) -> tuple[float, Tensor, Tensor | None]:

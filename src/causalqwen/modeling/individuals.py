@@ -55,9 +55,6 @@ class Share:
     who: float
 
 
-# ---- abduction ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Abduction:
     """How somebody is inferred: the settings of `abduct`."""
@@ -145,10 +142,9 @@ def abduct(
     """The individual who wrote the observed texts: the posterior of e1.
 
     With g = Phi^-1(e1): log p(g | texts) = log p(texts | g) - |g|^2 / (2 spread^2), found by Fisher scoring on features
-    that are computed once (theory 3.12).
+    that are computed once (theory 3.12). Long texts are read `reading.CHUNK` tokens at a time.
 
     Args:
-        observations: texts, alone or behind prompts, and choices. Long texts are read `reading.CHUNK` tokens at a time.
         prior: somebody known already, to be known better: evidence adds up. Or `Voices` that were learned from many people
             (`training.learn_voices`): the individual is then heard in words at every depth of the backbone (theory 3.17),
             e1 is inferred given that; spread, likelihood and method are refused.
@@ -214,11 +210,9 @@ def abduct_people(
     prior: Individual | None = None,
     likelihood: str = "softmax",
 ) -> Population:
-    """Infer several people by their names, each as `abduct` does, as a population that can be asked (`survey`).
-
-    facts: what else is known of each person. A prompt that several people were asked is read once. Where somebody's words
-    are heard and numbers too, the numbers also tell by themselves (`Population.numbers`).
-    """
+    """Infer several people by their names, each as `abduct` does, as a population that can be asked (`survey`). facts: what
+    else is known of each. Where somebody's words are heard and numbers too, the numbers also tell by themselves
+    (`Population.numbers`)."""
     if isinstance(prior, Voices):
         raise ValueError(
             "a prior of several people is an individual: somebody with a voice is inferred alone, by `abduct`"
@@ -228,8 +222,7 @@ def abduct_people(
     if likelihood != "values" and model.reads_numbers:
         known = prior if prior is not None and prior.knows_values else None
         by_numbers = Abduction(known, likelihood="values").checked(model)
-    heard = zip(observations, _hear(model, observations.values()), strict=True)
-    people, numbers = {}, {}
+    heard, people, numbers = zip(observations, _hear(model, observations.values()), strict=True), {}, {}
 
     def kept(person: Individual) -> Individual:  # a width is C x C
         return replace(person, precision=None, line=None, draws=person.likely(KEPT, seed_of(0, person.name)))
@@ -266,19 +259,13 @@ def _texts_and_choices(said: Observations) -> tuple[list[str | Observation], lis
 
 @torch.no_grad()
 def abduct_population(
-    model: GraftedModel,
-    observations: Mapping[str, str | Observation | Sequence[str | Observation]],
-    *,
-    likelihood: str = "softmax",
-    name: str = "",
+    model: GraftedModel, observations: Mapping[str, Observations], *, likelihood: str = "softmax", name: str = ""
 ) -> Individual:
-    """What a person is like before they say anything: the law of e1, learned from the words of several people by their
-    names.
+    """What a person is like before they say anything: the law of e1, learned from the words of several people by their names.
 
     Its mean is what these people share, and its width is how much they differ (`likeliest_population`). As a prior of
-    `abduct` it stands for a new person of their kind; `draw(seed)` makes such a person up.
-
-    Raises ValueError for fewer than two people, or one who said no words.
+    `abduct` it stands for a new person of their kind; `draw(seed)` makes such a person up. ValueError for fewer than two
+    people, or one who said no words.
     """
     if len(observations) < 2:
         raise ValueError(f"a population is learned from two people or more, got {len(observations)}")
@@ -317,7 +304,7 @@ def _on_line(values: ValueEvidence, name: str, prior: Individual | None) -> Indi
 
 @torch.no_grad()
 def shares(model: GraftedModel, observation: str | Observation) -> list[Share]:
-    """How much of the variation of each token's score, or value, is who speaks, and how much is noise.
+    """How much of the variation of each token's score, or value, is who speaks.
 
     At a token y: sum_c |W_yc scale_U,c|^a over scale_S,y^a, a the law's index, what the token's own noise adds included; at
     a number sum_c |W_reg,c scale_c|^a over that of U', as the value head reads them.
@@ -346,9 +333,6 @@ def share_of_who(model: GraftedModel, chain: Chain, tokens: Tensor) -> Tensor:
     return share
 
 
-# ---- noise -------------------------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def abduct_noise(
     model: GraftedModel,
@@ -358,14 +342,11 @@ def abduct_noise(
     temperature: float = 1.0,
     seed: int = 0,
 ) -> ObservedNoise:
-    """Draw the own noise under which `individual` wrote the text, given the text.
+    """Draw the own noise under which `individual` wrote the text, given the text (`individuals.observed_noise`).
 
     The noise that all tokens share stays integrated out, and without an individual who speaks, too: both are part of each
-    token's own. temperature: of the plan that the noise will be given to. See `individuals.observed_noise`.
-
-    Raises:
-        ValueError: no prompt; temperature 0; a text beyond the context; a vocabulary whose scores have no own noise, or are
-            not Gaussian.
+    token's own. temperature: of the plan that the noise will be given to. ValueError for no prompt, temperature 0, a text
+    beyond the context, or a vocabulary whose scores have no own noise, or are not Gaussian.
     """
     model.config.require("a text under observed noise")
     if not temperature:
@@ -416,7 +397,4 @@ def written_numbers(model: GraftedModel, text: str, encoded: EncodedText) -> dic
     """The numbers of a text as they were written, by the index of their `<NUM>` in it."""
     places = (encoded.ids == model.config.num_token_id).nonzero().squeeze(-1).tolist()
     forms = model.processor(text, add_special_tokens=False).number_texts[0] if places else []
-    return {
-        place: ObservedNumber(form.value, form, encoded.digits_of(place))
-        for place, form in zip(places, forms, strict=True)
-    }
+    return {at: ObservedNumber(form.value, form, encoded.digits_of(at)) for at, form in zip(places, forms, strict=True)}

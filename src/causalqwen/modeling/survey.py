@@ -4,7 +4,7 @@ import logging
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, lru_cache
@@ -57,13 +57,11 @@ def fill(prompt: str, known: Mapping[str, Any]) -> str:
 class Question:
     """What everybody is asked.
 
-    Args:
-        prompt: the text that an answer follows; "{age}" stands for a fact of whoever is asked, "{name}" for their name. Braces
-            around anything else are text as they stand.
-        options: words to choose from; or numbers, or words that stand for numbers ({"never": 1, "often": 2}), whose
-            probabilities are the value head's. None where the answer is any number.
-        name: of the column of answers; the prompt by default.
-        max_new_tokens: given where the answer is a text, which has so many tokens at most.
+    prompt: the text that an answer follows; "{age}" stands for a fact of whoever is asked, "{name}" for their name; braces
+    around anything else are text as they stand. options: words to choose from; or numbers, or words that stand for numbers
+    ({"never": 1, "often": 2}), whose probabilities are the value head's; None where the answer is any number. name: of the
+    column of answers; the prompt by default. max_new_tokens: given where the answer is a text, which has so many tokens at
+    most.
     """
 
     prompt: str
@@ -91,12 +89,8 @@ class Question:
             if any(isinstance(option, str) for option in self.options):
                 return check_options(self.options)  # type: ignore[arg-type]
         given = list(self.options.values() if isinstance(self.options, Mapping) else self.options)
-        numbers = [
-            number
-            for number in given
-            if isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
-        ]
-        if len(set(numbers)) < max(2, len(given)):
+        numbers = [number for number in given if isinstance(number, int | float) and not isinstance(number, bool)]
+        if len(set(filter(math.isfinite, numbers))) < max(2, len(given)):
             raise ValueError(f"field options: expected two finite numbers or more, no two alike, found {given}")
 
     @property
@@ -115,6 +109,9 @@ class Question:
         if self.options is None:
             return "number"
         return "words" if self.values is None else "values"
+
+
+Questions = Sequence[Question] | Question
 
 
 class Asked(Protocol):
@@ -199,7 +196,6 @@ class AskedValues(AskedOptions):
 
     @classmethod
     def read(cls, model: GraftedModel, question: Question, prompt: str) -> "AskedValues":
-        """As `AskedNumber.read`."""
         values = torch.tensor(question.values, dtype=torch.float64)
         return cls(list(question.options), AskedNumber.read(model, question, prompt), values)
 
@@ -220,7 +216,6 @@ class AskedWords(AskedOptions):
 
     @classmethod
     def read(cls, model: GraftedModel, question: Question, prompt: str) -> "AskedWords":
-        """As `read_options`."""
         options = [str(option) for option in question.options]
         return cls(options, read_options(model, prompt, options).cpu())
 
@@ -228,11 +223,7 @@ class AskedWords(AskedOptions):
         return self.branches.log_probs(q).exp()
 
 
-_READ: dict[str, Callable[[GraftedModel, Question, str], Asked]] = {
-    "number": AskedNumber.read,
-    "values": AskedValues.read,
-    "words": AskedWords.read,
-}
+_READ: dict[str, Any] = {"number": AskedNumber, "values": AskedValues, "words": AskedWords}
 
 
 class Survey:
@@ -247,12 +238,7 @@ class Survey:
     """
 
     def __init__(
-        self,
-        model: GraftedModel,
-        population: Population,
-        questions: Sequence[Question] | Question,
-        draws: int = 1,
-        seed: int = 0,
+        self, model: GraftedModel, population: Population, questions: Questions, draws: int = 1, seed: int = 0
     ) -> None:
         self.model, self.population, self.draws, self.seed = model, population, draws, check_seed(seed)
         self.questions = [questions] if isinstance(questions, Question) else list(questions)
@@ -279,7 +265,9 @@ class Survey:
                     logger.warning(f"{question.name!r}: {{{fact}}} is asked as it stands; did you mean {{{close[0]}}}?")
         self.knows, self._rows = torch.tensor(population.knows_values), _ROWS["drawn" if draws else "integrated"]
         named = {question.name: question for question in self.questions}
-        self._read = lru_cache(_READ_PROMPTS)(lambda name, prompt: _READ[named[name].kind](model, named[name], prompt))
+        self._read = lru_cache(_READ_PROMPTS)(
+            lambda name, prompt: _READ[named[name].kind].read(model, named[name], prompt)
+        )
 
     def items(self) -> Iterator[tuple[int, int]]:
         """(place of a person, draw) of every row, in order."""
@@ -360,33 +348,20 @@ def _q_of(family: StableFamily, g: Tensor) -> Tensor:
 
 
 def survey_rows(
-    model: GraftedModel,
-    population: Population,
-    questions: Sequence[Question] | Question,
-    *,
-    draws: int = 1,
-    seed: int = 0,
+    model: GraftedModel, population: Population, questions: Questions, **drawn: int
 ) -> Iterator[dict[str, Any]]:
-    """The rows of `CausalQwenForCausalLM.survey`, one by one; `PEOPLE_AT_ONCE` are held at a time."""
-    asked = Survey(model, population, questions, draws, seed)
+    """The rows of `CausalQwenForCausalLM.survey`, one by one; `PEOPLE_AT_ONCE` are held at a time. drawn: draws and seed."""
+    asked = Survey(model, population, questions, **drawn)
     for items in batches(asked.items(), PEOPLE_AT_ONCE):
         yield from asked.rows(items)
 
 
-def survey(
-    model: GraftedModel,
-    population: Population,
-    questions: Sequence[Question] | Question,
-    *,
-    draws: int = 1,
-    seed: int = 0,
-) -> Any:
+def survey(model: GraftedModel, population: Population, questions: Questions, *, draws: int = 1, seed: int = 0) -> Any:
     """Ask everybody every question: a pandas.DataFrame of people x questions, with an index of person (and draw).
 
     An answer is a number, an option or a text. With `draws` 0 nothing is drawn: who somebody is and the noise are
     integrated out, so that a number is its median, and options are a dictionary of their probabilities. A prompt is read
-    once for all people. Answers depend neither on the order of people and questions, nor on who else is asked what. See
-    `Survey`.
+    once for all people.
 
     Raises:
         ImportError: pandas is not installed. ValueError: see `Survey`; a number is asked of a model that copies, or that

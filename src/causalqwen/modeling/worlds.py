@@ -1,8 +1,7 @@
 """Worlds of a grafted model: intervention and prediction with an individual who lasts (theory 3.13).
 
 DiscoSCM's and DoWhy's words: `interventional_samples` let an individual meet fresh noise in a world that was set up;
-`counterfactual_samples` ask what the individual behind an observed text would have said in another one. What changed from
-world to world is told in words, and in values with their intervals.
+`counterfactual_samples` ask what the individual behind an observed text would have said in another one.
 """
 
 import difflib
@@ -62,11 +61,8 @@ class Intervention:
 
 @dataclass(frozen=True)
 class World:
-    """A text in a world: its prompt, what was said there, its tokens int64 [n], values float64 [n] (0 off `<NUM>`).
-
-    forced: indices of the tokens that the intervention set, as far as the text came. digits: of those that write the values,
-    behind their `<NUM>`.
-    """
+    """What was said in a world: text, tokens int64 [n], values float64 [n] (0 off `<NUM>`). forced: indices of the tokens that
+    the intervention set, as far as the text came. digits: of those that write the values, behind their `<NUM>`."""
 
     prompt: str
     text: str
@@ -172,12 +168,9 @@ def _check_speaker(model: GraftedModel, other: GraftedModel) -> None:
 
 @torch.no_grad()
 def value_predictions(model: GraftedModel, world: World, individual: Individual) -> dict[int, NumberPrediction]:
-    """The law of each value of a world, but of those that were forced, by the index of its token.
-
-    It is the law of what `individual` says at that place under fresh noise, with everything that is not known about them
-    integrated out: `predict_number(..., individual=)` behind the world's prompt and the text before the value. Of somebody
-    with a voice it is read under the voice, as the text was.
-    """
+    """The law of each value of a world, but of those that were forced, by the index of its token: of what `individual` says
+    there under fresh noise, as `predict_number(..., individual=)` tells it. Of somebody with a voice it is read under the
+    voice, as the text was."""
     numbers = (world.tokens == model.config.num_token_id).nonzero().squeeze(-1).tolist()
     places = [place for place in numbers if place not in world.forced]
     if not places:
@@ -252,9 +245,8 @@ def _world(
     if len(last):
         ids, values = ids[: start + int(last[0])], values[: start + int(last[0])]
         if left := forced.left(row):
-            logger.warning(
-                f"a text ends after {int(last[0])} tokens: what was to be set at {left[0].after} is not in it"
-            )
+            told = f"a text ends after {int(last[0])} tokens: what was to be set at {left[0].after} is not in it"
+            logger.warning(told)
     else:
         listed, of_listed = ids.tolist(), values.tolist()
         forced.finish(row, listed, of_listed)
@@ -340,10 +332,7 @@ def world_numbers(model: GraftedModel, world: World, individual: Individual) -> 
 
 
 def word_changes(before: str, after: str) -> list[tuple[str, str]]:
-    """`after` aligned with `before`, word by word: ("same" | "gone" | "new", text) pieces in their order.
-
-    The pieces that are not gone make up `after`, those that are not new make up `before`.
-    """
+    """`after` aligned with `before`, word by word: ("same" | "gone" | "new", text) pieces in their order."""
     old, new = (re.findall(r"\s*\S+|\s+$", text) for text in (before, after))
     pieces: list[tuple[str, str]] = []
     for kind, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
