@@ -44,24 +44,6 @@ def test_the_gaussian_marginal_is_a_multivariate_normal():
     assert value_marginal(GAUSSIAN, residuals, loadings, scale).item() == pytest.approx(expected, rel=1e-10)
 
 
-def test_on_a_line_loadings_that_are_no_multiples_are_another_law():
-    """Two values and two coordinates of e1, integrated over the square: the line is the same where loadings are multiples."""
-    residuals, scale = torch.ones(2, dtype=torch.float64), torch.full((2,), 0.3, dtype=torch.float64)
-    reach = CAUCHY.quantile((torch.arange(1500, dtype=torch.float64) + 0.5) / 1500)
-    found = []
-    for loadings in ([[1.0, 0.5], [2.0, 1.0]], [[1.0, 0.1], [0.1, 1.0]]):
-        rows = torch.tensor(loadings, dtype=torch.float64)
-        told = [row[0] * reach[:, None] + row[1] * reach for row in rows]
-        density = sum(CAUCHY.log_prob(r, at, s) for r, at, s in zip(residuals, told, scale, strict=True)).exp().mean()
-        found.append((value_marginal(CAUCHY, residuals, rows, scale).item(), density.log().item()))
-    assert found[0] == pytest.approx((-3.585, -3.585), abs=2e-3)
-    assert found[1] == pytest.approx((-2.460, -3.632), abs=5e-3)
-    rows = torch.tensor([[1.0, 0.1], [0.1, 1.0]], dtype=torch.float64)  # under a Gaussian nothing is lost
-    covariance = (rows @ rows.T + torch.diag(scale**2)).numpy()
-    exact = stats.multivariate_normal(cov=covariance).logpdf(residuals.numpy())
-    assert value_marginal(GAUSSIAN, residuals, rows, scale).item() == pytest.approx(exact, rel=1e-10)
-
-
 def exact_cauchy_marginal(residuals, sizes, scale):
     """The integral of a product of Cauchy densities over the line, by residues, in 120 digits."""
     with mpmath.workdps(120):
@@ -414,9 +396,7 @@ def test_training_learns_what_is_who_and_what_is_noise_and_observations_tell_peo
     own, alone = [], []
     for person in range(10):
         mine = others[6 * person : 6 * person + 6]
-        said = [
-            Observation(f" {row.value}", row.fields["prompt"]) for row in mine if row.fields["prompt"] == PROMPTS[0]
-        ]
+        said = [Observation(f" {row.value}", PROMPTS[0]) for row in mine[::2]]
         who = model.abduct(said, likelihood="values", name="somebody")
         assert "3 values" in str(who) and who.is_inferred
         (about,) = model.predict_number(PROMPTS[1], individual=who)
@@ -429,14 +409,9 @@ def test_training_learns_what_is_who_and_what_is_noise_and_observations_tell_peo
         if family == "cauchy":
             assert isinstance(about, MixedNumberPrediction)
             assert about.cdf(about.quantile(0.3)) == pytest.approx(0.3, abs=1e-6)
-            step = 1e-3
-            slope = (about.cdf(truth + step) - about.cdf(truth - step)) / (2 * step)
+            slope = (about.cdf(truth + 1e-3) - about.cdf(truth - 1e-3)) / 2e-3
             assert math.exp(about.log_prob(truth)) == pytest.approx(slope, rel=1e-3)
-            assert about.crps(truth) < nobody.crps(truth) + 5
-            who.save(tmp_path / f"{person}.safetensors")
-            again = Individual.load(tmp_path / f"{person}.safetensors")
-            assert model.predict_number(PROMPTS[1], individual=again)[0].median == about.median
-            assert who.draw(3).factor.shape == who.factor.shape
+            assert about.crps(truth) < nobody.crps(truth) + 5 and who.draw(3).factor.shape == who.factor.shape
     assert sorted(own)[5] < 0.5 * sorted(alone)[5]
 
 
