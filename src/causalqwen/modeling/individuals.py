@@ -259,7 +259,11 @@ def _texts_and_choices(said: Observations) -> tuple[list[str | Observation], lis
 
 @torch.no_grad()
 def abduct_population(
-    model: GraftedModel, observations: Mapping[str, Observations], *, likelihood: str = "softmax", name: str = ""
+    model: GraftedModel,
+    observations: Mapping[str, str | Observation | Sequence[str | Observation]],
+    *,
+    likelihood: str = "softmax",
+    name: str = "",
 ) -> Individual:
     """What a person is like before they say anything: the law of e1, learned from the words of several people by their names.
 
