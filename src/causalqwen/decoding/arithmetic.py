@@ -9,6 +9,7 @@ who enter it, on average. Different people are taken to be independent of each o
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,7 +94,7 @@ def _speaking(made: Individual, parts: Sequence[tuple[Individual, float]]) -> In
     """With the sum of share_i voice_i, where anybody has a voice."""
     parts = [(person, share) for person, share in parts if person.voice is not None and share != 0]
     voices_of([person for person, _ in parts])  # of one backbone
-    voice = sum(share * person.voice for person, share in parts)
+    voice: Any = sum(share * person.voice for person, share in parts)
     return replace(made, voice=voice) if parts and bool(voice.any()) else made
 
 
