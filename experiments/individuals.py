@@ -19,7 +19,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from causalqwen import CausalQwenForCausalLM, Individual, Observation
-from causalqwen.individuals import TokenEvidence, read_factor
+from causalqwen.individuals.evidence import TokenEvidence, read_factor
 from causalqwen.modeling.reading import contexts_of, read_contexts, token_evidence
 
 CHUNK = 512

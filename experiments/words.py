@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from causalqwen import CausalQwenForCausalLM, Individual, Observation
-from causalqwen.individuals import TokenEvidence
+from causalqwen.individuals.evidence import TokenEvidence
 from causalqwen.modeling.reading import contexts_of, read_contexts, token_evidence
 
 WINDOW = 256

@@ -13,13 +13,8 @@ from torch.nn import functional as F
 from causalqwen import CausalDecoding, CausalQwenForCausalLM, Individual, Intervention, Observation
 from causalqwen.decoding import Observed
 from causalqwen.distributions import get_family
-from causalqwen.individuals import (
-    TokenEvidence,
-    ValueEvidence,
-    find_posterior,
-    likeliest_population,
-    likeliest_spread,
-)
+from causalqwen.individuals.evidence import TokenEvidence, ValueEvidence
+from causalqwen.individuals.posterior import find_posterior, likeliest_population, likeliest_spread
 from causalqwen.losses import ovr_log_probs
 from causalqwen.modeling import individuals
 from causalqwen.modeling.chain import Chain
@@ -178,15 +173,15 @@ def test_abduction_finds_who_spoke(speaker, monkeypatch):
         spoken = EncodedText(tokens, torch.zeros(len(tokens)), torch.zeros(len(tokens), dtype=torch.bool))
         contexts.append((text.then(spoken), len(text.ids)))
     monkeypatch.setattr(individuals, "contexts_of", lambda model, observations: [contexts[i] for i in observations])
-    found = speaker.abduct([0, 1, 2, 3, 4], spread=0.8, evaluations=8)
+    found = speaker.abduct([0, 1, 2, 3, 4], spread=0.8)
     cosine = F.cosine_similarity(found.normal, truth.normal, dim=0).item()
     assert cosine > 0.5
     # Who they are said to be is within the width that goes with it: a z-score per coordinate.
     error = found.normal - truth.normal
     assert (error @ found.precision @ error / len(error)).item() < 2.0
     # Half the evidence, then the other half: as all of it at once.
-    first = speaker.abduct([0, 1], spread=0.8, evaluations=8)
-    both = speaker.abduct([2, 3, 4], prior=first, evaluations=8)
+    first = speaker.abduct([0, 1], spread=0.8)
+    both = speaker.abduct([2, 3, 4], prior=first)
     assert F.cosine_similarity(both.normal, found.normal, dim=0) > 0.98
     assert sum(e.tokens for e in both.evidence) == found.evidence[0].tokens == 200
     assert "200 tokens" in str(both)
@@ -210,9 +205,8 @@ def test_a_population_is_learned_from_people():
 def test_the_evidence_of_a_population_is_that_of_one_gaussian():
     """Two people and their mean as one vector g with covariance s^2 (I + 1 1^T): its evidence is largest at the same s."""
     generator, size = torch.Generator().manual_seed(1), 6
-    roots, people, errors = torch.randn(2, size, size + 2, generator=generator, dtype=torch.float64).split(
-        [size, 1, 1], -1
-    )
+    drawn = torch.randn(2, size, size + 2, generator=generator, dtype=torch.float64)
+    roots, people, errors = drawn.split([size, 1, 1], -1)
     informations = list(roots @ roots.mT)
     gradients = list((roots @ (roots.mT @ people + errors)).squeeze(-1))
     mean, spread = likeliest_population(gradients, informations, widest=3.0)
@@ -244,9 +238,8 @@ def test_a_population_of_any_precision_has_a_law():
     wide = likeliest_population(gradients, informations, widest=3.0)
     narrow = likeliest_population([g.float() for g in gradients], [f.float() for f in informations], widest=3.0)
     assert narrow[1] == pytest.approx(wide[1], rel=0.02) and torch.allclose(narrow[0], wide[0], atol=0.05)
-    assert likeliest_population([g * 1e6 for g in gradients], informations, widest=2.0)[1] == pytest.approx(
-        2.0, abs=1e-9
-    )
+    far = likeliest_population([g * 1e6 for g in gradients], informations, widest=2.0)
+    assert far[1] == pytest.approx(2.0, abs=1e-9)
 
 
 class Breaking:
@@ -263,18 +256,6 @@ class Breaking:
 def test_a_step_to_where_nothing_is_known_is_halved():
     found = find_posterior([Breaking()], torch.zeros(3, dtype=torch.float64), 0.5)
     assert 0 < found.gained < 90 and bool((found.mode.abs() < 1).all())
-
-
-@pytest.mark.parametrize("temperature", [0.4, 4.0])
-def test_numbers_are_given_back_at_any_temperature(tiny_tokenizer, temperature):
-    model = graft_tiny("llama", tiny_tokenizer, number_context="value")
-    model.generation_config.eos_token_id, model.config.value_range = None, [0.0, 100.0]
-    told = Observation(" 12345 people came, 3.14159 each and 1,272.50 then 7", "They say that 3.0")
-    for who in (Individual.nobody(32), None):
-        ((world,),) = model.counterfactual_samples(
-            told, Intervention(), individual=who, seed=2, temperature=temperature
-        )
-        assert world.text == told.text
 
 
 def test_a_new_person_is_expected_to_be_like_the_population(speaker):
@@ -369,25 +350,13 @@ def test_another_checkpoint_speaks_with_the_same_individual_and_noise(speaker):
     ((same,), (differs,)) = speaker.counterfactual_samples(OBSERVED, worlds, seed=5)
     assert same.text == OBSERVED.text != differs.text
     other.config.num_token_id += 1
-    with pytest.raises(ValueError, match="another vocabulary or causal size"):
-        speaker.counterfactual_samples(OBSERVED, Intervention(model=other))
-
-
-@pytest.mark.parametrize("context", ["value", "digits", "both"])
-def test_numbers_are_part_of_the_world_that_was(tiny_tokenizer, context):
-    model = eager(graft_tiny("llama", tiny_tokenizer, number_context=context))
-    model.config.value_range = [0.0, 100.0]  # as after training: numbers are <NUM>
-    written = " 31" if context == "value" else " 1,031.0"  # digits are kept as they were written
-    observed = Observation(f" 12.5 people, then{written} more (-5)", "They say that 3")
-    worlds = model.counterfactual_samples(
-        observed, [Intervention(), Intervention(values={0: 99.0}), Intervention(tokens={1: " men"})]
-    )
-    assert worlds[0][0].text == observed.text
-    said = encode_text(model, observed.text)
-    assert worlds[0][0].tokens.tolist() == said.ids.tolist() and worlds[0][0].values.tolist() == said.values.tolist()
-    assert worlds[0][0].digits == tuple(said.digits.nonzero().squeeze(-1).tolist())
-    assert worlds[1][0].values[0] == 99.0 and worlds[1][0].text.startswith(" 99")
-    assert worlds[2][0].text.startswith(" 12.5 men")  # behind the number, not within its digits
+    apart = graft_tiny("llama", speaker.processor.tokenizer, number_context="value")
+    for unfit, message in (
+        (other, "another vocabulary or causal size"),
+        (apart, "has number_context='value': noise that is shared needs number_context='digits'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            speaker.counterfactual_samples(OBSERVED, Intervention(model=unfit))
 
 
 SAID = [
@@ -413,10 +382,11 @@ def test_numbers_of_any_length_come_back_as_they_were_written(tiny_tokenizer, co
             [Intervention(), Intervention(values={0: 99.0})],
             individual=who,
             seed=seed,
-            temperature=(0.1, 1.0)[seed % 2],
+            temperature=(0.1, 1.0, 4.0)[seed % 3],
         )
         said = encode_text(model, text)
         assert was[0].text == text and was[0].values.tolist() == said.values.tolist()
+        assert was[0].digits == tuple(said.digits.nonzero().squeeze(-1).tolist())
         assert other[0].text.startswith(" 99") and other[0].values[0] == 99.0
 
 
@@ -474,24 +444,6 @@ def test_padding_within_a_prompt_is_read(tiny_tokenizer, context):
     assert model.counterfactual_samples(observed, Intervention())[0][0].text == observed.text
 
 
-def test_noise_is_not_shared_between_contexts(tiny_tokenizer):
-    model, other = (graft_tiny("llama", tiny_tokenizer, number_context=context) for context in ("digits", "value"))
-    with pytest.raises(
-        ValueError,
-        match="the other checkpoint has number_context='value': noise that is shared needs number_context='digits'",
-    ):
-        model.counterfactual_samples(OBSERVED, Intervention(model=other))
-
-
-@pytest.mark.parametrize("context", ["value", "digits", "both"])
-def test_a_number_that_is_set_stands_there_as_it_was_written(tiny_tokenizer, context):
-    model = eager(graft_tiny("llama", tiny_tokenizer, number_context=context))
-    model.config.value_range = [0.0, 100.0]
-    said = Observation(" to be here with you.", prompt="We are")
-    worlds = model.counterfactual_samples(said, Intervention(tokens={0: " -$1,200.50 and"}), max_new_tokens=6)
-    assert worlds[0][0].text.startswith(" -$1,200.50 and")
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -510,9 +462,7 @@ def test_what_cannot_be_set_is_told(given, message):
 @pytest.mark.parametrize(
     ("given", "length", "message"),
     [
-        ({"values": {99: 5.0}}, None, r"values: place 99 lies after the {n} tokens of the text; name one from 0 to {last}"),
-        ({"tokens": {99: " men"}}, None, r"tokens: place 99 lies after the {n} tokens"),
-        ({"values": {"n": 5.0}}, None, r"values: place {n} lies after the {n} tokens"),
+        ({"values": {"n": 5.0}}, None, r"values: place {n} lies after the {n} tokens of the text; name one from 0 to {last}"),
         ({"values": {0: 5.0, "n": 5.0}}, None, r"values: place {n} lies after the {n} tokens"),
         ({"tokens": {0: " a", 10**12: " b"}, "prompt": "We say"}, None, r"tokens: place 10{{12}} lies after the {n} tokens"),
         ({"tokens": {2: " men"}}, 2, r"tokens: place 2 lies after the 2 tokens of the text; .* or give more max_new_tokens"),
@@ -558,8 +508,6 @@ def test_interventional_samples_are_those_of_a_persona(speaker):
 
 
 def test_where_nothing_was_observed_it_says_what_to_give(speaker):
-    with pytest.raises(ValueError, match=r"no word that another comes before, .*; give a text of two words or more"):
-        find_posterior([], torch.zeros(3, dtype=torch.float64), 1.0)
     for nothing in ("", "a", [], [Observation("", "We are")]):
         with pytest.raises(ValueError, match="give a text of two words or more"):
             speaker.abduct(nothing)
@@ -574,24 +522,18 @@ def test_an_individual_says_so_where_nobody_was_found():
 
 
 def test_errors_name_what_is_wrong(speaker):
-    with pytest.raises(ValueError, match="nothing can be learned"):
-        speaker.abduct("")
-    with pytest.raises(ValueError, match="unknown noise"):
-        speaker.counterfactual_samples(OBSERVED, Intervention(), noise="fresh")
-    with pytest.raises(ValueError, match="does not fit"):
-        speaker.abduct("It is new", prior=Individual.from_seed(0, 5))
-    with pytest.raises(ValueError, match="brings its own width"):
-        speaker.abduct("It is new", prior=speaker.abduct("It is new"), spread=0.1)
-    with pytest.raises(ValueError, match="unknown likelihood"):
-        speaker.abduct("It is new", likelihood="probit")
-    with pytest.raises(ValueError, match="at temperature 0 nothing is drawn"):
-        speaker.counterfactual_samples(OBSERVED, Intervention(), temperature=0.0)
-    with pytest.raises(ValueError, match="one individual said"):
-        CausalDecoding(individual="sequence", own=speaker.abduct_noise(OBSERVED))
-    kept, nobody = speaker.abduct_noise(OBSERVED, temperature=0.7), Individual.nobody(speaker.config.causal_size)
-    for temperature in ({}, {"temperature": 0.8}):
-        with pytest.raises(ValueError, match=r"explains a text at temperature 0.7, .* give temperature=0.7"):
-            CausalDecoding(individual=nobody, own=kept, **temperature)
+    told, kept = speaker.abduct("It is new"), speaker.abduct_noise(OBSERVED, temperature=0.7)
+    nobody, unheld = Individual.nobody(32), speaker.abduct_noise(OBSERVED)
+    for wrong, message in (
+        (lambda: speaker.counterfactual_samples(OBSERVED, Intervention(), noise="fresh"), "unknown noise"),
+        (lambda: speaker.abduct("It is new", prior=Individual.from_seed(0, 5)), "does not fit"),
+        (lambda: speaker.abduct("It is new", prior=told, spread=0.1), "brings its own width"),
+        (lambda: speaker.counterfactual_samples(OBSERVED, Intervention(), temperature=0.0), "at temperature 0 nothing"),
+        (lambda: CausalDecoding(individual="sequence", own=unheld), "one individual said"),
+        (lambda: CausalDecoding(individual=nobody, own=kept), "at temperature 0.7, .* give temperature=0.7"),
+        (lambda: CausalDecoding(individual=nobody, own=kept, temperature=0.8), "give temperature=0.7"),
+        (lambda: nobody.draw(1), "known exactly"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            wrong()
     assert CausalDecoding(individual=nobody, own=[kept], temperature=0.7).noises == [kept]
-    with pytest.raises(ValueError, match="known exactly"):
-        Individual.from_seed(0, 5).draw(1)

@@ -1,6 +1,5 @@
 """Values that share an individual: likelihood, posterior, training, prediction."""
 
-import itertools
 import math
 
 import mpmath
@@ -9,29 +8,23 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import integrate, stats
+from scipy import stats
 
 from causalqwen import CausalDecoding, CausalQwenForCausalLM, Individual, Observation
 from causalqwen.data import Example, Row, RowError, encode_rows
 from causalqwen.data.rows import parse_row
 from causalqwen.decoding import BoundDecoding
 from causalqwen.distributions import get_family
-from causalqwen.individuals import (
-    ValueEvidence,
-    find_posterior,
-    line_posterior,
-    loading_sizes,
-    sample_posterior,
-    value_marginal,
-)
-from causalqwen.individuals.posterior import effective_draws, split_rhat
+from causalqwen.individuals.evidence import ValueEvidence
+from causalqwen.individuals.marginal import line_posterior, loading_sizes, value_marginal
+from causalqwen.individuals.posterior import find_posterior
 from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.prediction import MixedNumberPrediction
-from causalqwen.parts.crossing import Crossing, _components, _products, _told_by_components, held
+from causalqwen.parts.crossing import Crossing, held
 from causalqwen.training import TrainSettings, ValueStage, train
 from causalqwen.training.batches import FactRows
 from causalqwen.training.features import FactStore, token_facts
-from causalqwen.training.stages import _ridge, let_cross
+from causalqwen.training.stages import let_cross
 from conftest import graft_tiny
 
 GAUSSIAN, CAUCHY = get_family("gaussian"), get_family("cauchy")
@@ -51,66 +44,12 @@ def test_the_gaussian_marginal_is_a_multivariate_normal():
     assert value_marginal(GAUSSIAN, residuals, loadings, scale).item() == pytest.approx(expected, rel=1e-10)
 
 
-def test_on_a_line_proportional_loadings_are_exact():
-    """The one-dimensional integral against the closed form, one value far off among them."""
-    size, shape = draws(4, seed=3).exp(), draws(6, seed=4)
-    residuals = torch.tensor([0.3, -1.0, 9.0, 0.1], dtype=torch.float64)
-    loadings, scale = size[:, None] * shape, torch.tensor([0.5, 0.02, 1.0, 2.0], dtype=torch.float64)
-    exact = value_marginal(GAUSSIAN, residuals, loadings, scale)
-    assert value_marginal(GAUSSIAN, residuals, loadings, scale, on_line=True).item() == pytest.approx(
-        exact.item(), rel=1e-6
-    )
-
-
-def test_on_a_line_loadings_that_are_no_multiples_are_another_law():
-    """Two values and two coordinates of e1, integrated over the square: the line is the same where loadings are multiples."""
-    residuals, scale = torch.ones(2, dtype=torch.float64), torch.full((2,), 0.3, dtype=torch.float64)
-    reach = CAUCHY.quantile((torch.arange(1500, dtype=torch.float64) + 0.5) / 1500)
-    found = []
-    for loadings in ([[1.0, 0.5], [2.0, 1.0]], [[1.0, 0.1], [0.1, 1.0]]):
-        rows = torch.tensor(loadings, dtype=torch.float64)
-        told = [row[0] * reach[:, None] + row[1] * reach for row in rows]
-        density = sum(CAUCHY.log_prob(r, at, s) for r, at, s in zip(residuals, told, scale, strict=True)).exp().mean()
-        found.append((value_marginal(CAUCHY, residuals, rows, scale).item(), density.log().item()))
-    assert found[0] == pytest.approx((-3.585, -3.585), abs=2e-3)
-    assert found[1] == pytest.approx((-2.460, -3.632), abs=5e-3)
-    rows = torch.tensor([[1.0, 0.1], [0.1, 1.0]], dtype=torch.float64)  # under a Gaussian nothing is lost
-    covariance = (rows @ rows.T + torch.diag(scale**2)).numpy()
-    exact = stats.multivariate_normal(cov=covariance).logpdf(residuals.numpy())
-    assert value_marginal(GAUSSIAN, residuals, rows, scale).item() == pytest.approx(exact, rel=1e-10)
-
-
-@pytest.mark.parametrize("far", [0.0, 40.0])
-def test_the_cauchy_marginal_is_its_integral(far):
-    residuals = torch.tensor([0.4, 0.7, 0.5 + far], dtype=torch.float64)
-    side, shape = torch.tensor([1.0, -1.0, -1.0]).double(), draws(4, seed=6).sign()
-    loadings, scale = (
-        draws(3, 4, seed=5).abs() * shape * side[:, None],
-        torch.tensor([0.1, 0.3, 0.2], dtype=torch.float64),
-    )
-    sizes = side * loadings.abs().sum(-1)
-
-    def joint(t):
-        return stats.cauchy.pdf(t) * math.prod(
-            stats.cauchy.pdf(r, s * t, w)
-            for r, s, w in zip(residuals.tolist(), sizes.tolist(), scale.tolist(), strict=True)
-        )
-
-    guesses = sorted((residuals / sizes).tolist())
-    expected = sum(
-        integrate.quad(joint, a, b, limit=500, epsabs=0)[0]
-        for a, b in zip([-math.inf, *guesses], [*guesses, math.inf], strict=True)
-    )
-    assert value_marginal(CAUCHY, residuals, loadings, scale).item() == pytest.approx(math.log(expected), abs=1e-4)
-
-
 def exact_cauchy_marginal(residuals, sizes, scale):
     """The integral of a product of Cauchy densities over the line, by residues, in 120 digits."""
     with mpmath.workdps(120):
         poles = [mpmath.mpc(0, 1)]
-        poles += [
-            mpmath.mpc(mpmath.mpf(r) / s, mpmath.mpf(w) / s) for r, s, w in zip(residuals, sizes, scale, strict=True)
-        ]
+        for r, s, w in zip(residuals, sizes, scale, strict=True):
+            poles.append(mpmath.mpc(mpmath.mpf(r) / s, mpmath.mpf(w) / abs(s)))
         total = mpmath.mpc(0)
         for pole in poles:
             below = pole - mpmath.conj(pole)
@@ -126,14 +65,14 @@ def exact_cauchy_marginal(residuals, sizes, scale):
 
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 8))
 def test_the_cauchy_marginal_is_exact_whatever_the_widths(seed, count):
-    """Guesses that lie far apart, each sharp or wide by orders of magnitude."""
+    """Guesses that lie far apart, each sharp or wide by orders of magnitude; some values are reached the other way."""
     generator = torch.Generator().manual_seed(seed)
 
     def orders(low, high):
         return 10 ** (low + (high - low) * torch.rand(count, generator=generator, dtype=torch.float64))
 
     residuals = torch.randn(count, generator=generator, dtype=torch.float64) * orders(-1, 3)
-    sizes, scale = orders(-1.5, 1.5), orders(-3.5, 1.5)
+    sizes, scale = orders(-1.5, 1.5) * torch.randn(count, generator=generator).sign(), orders(-3.5, 1.5)
     found = value_marginal(CAUCHY, residuals, sizes[:, None], scale).item()
     assert found == pytest.approx(exact_cauchy_marginal(*(t.tolist() for t in (residuals, sizes, scale))), abs=1e-5)
 
@@ -233,58 +172,19 @@ def test_residuals_tell_in_which_contexts_people_turn_around():
     assert not crossing.lean(x, torch.zeros(n), people)[0].any() and torch.equal(crossing.turn.weight, before)
 
 
-def test_so_many_components_as_tell_most_of_people_held_out():
-    """Few people whose levels alone differ, in many contexts: no component. People whose slopes differ too: the first at
-    least; and all of them, where fewer are not clearly better."""
+def test_nobody_crosses_where_levels_alone_differ():
+    """Few people in many contexts: no component. People whose slopes differ too: the first at least."""
     contexts, place = draws(24, 5, seed=3), torch.arange(240) % 24
     contexts = torch.linalg.qr(contexts - contexts.mean(0))[0] * torch.tensor([9.0, 7.0, 5.0, 4.0, 3.0]).double()
-    person, phi = torch.arange(240) // 24, torch.cat([torch.ones(24, 1).double(), contexts], dim=1)[place]
+    person, x = torch.arange(240) // 24, contexts[place].float()
     level, slope = (draws(10, seed=seed)[person] for seed in (1, 2))
-    noise = draws(240, seed=4)
-    alike = 4 * level + noise
-    turning = alike + 3 * slope * contexts[place, 0]
-    for e in (alike, turning):
-        told = _told_by_components(phi, e, person)
-        assert _components(told) == 0 if e is alike else _components(told) > 0
-        expected = torch.empty(6, 10).double()
-        for size, part in itertools.product(range(6), range(8)):
-            others = person % 8 != part
-            values, vectors = torch.linalg.eigh(_products(phi[others, : size + 1], e[others], person[others]))
-            b = vectors @ values.clamp(min=0).diag() @ vectors.T
-            who = (phi[others, : size + 1] @ b * phi[others, : size + 1]).sum(1).mean()
-            left = (e[others].square().mean() - who).clamp(min=0.01 * e.square().mean())
-            for one in person[person % 8 == part].unique():
-                at = phi[person == one, : size + 1]
-                law = torch.distributions.MultivariateNormal(
-                    torch.zeros(24).double(), at @ b @ at.T + left * torch.eye(24).double()
-                )
-                expected[size, one] = law.log_prob(e[person == one]) + 12 * math.log(2 * math.pi)
-        torch.testing.assert_close(told, expected)
-    told = torch.zeros(3, 20).double()
-    told[0, 0], told[0, 1], told[1, :2] = 6.0, -1.0, 4.0  # because of one person, and of two
-    assert (_components(told), _components(told[[0, 2]]), _components(-told)) == (1, 1, 2)
-    crossing = Crossing(5, 16, 8)
-    size, left = crossing.lean(contexts[place].float(), alike, person)
-    assert crossing.turn.weight.abs().max() < 1e-6 and left == pytest.approx(1.0, abs=0.2)  # nobody crosses
-    crossing.lean(contexts[place].float(), alike, torch.full_like(person, 3))  # one person alone
+    alike, crossing = 4 * level + draws(240, seed=4), Crossing(5, 16, 8)
+    crossing.lean(x, alike + 3 * slope * contexts[place, 0], person)
+    assert crossing.turn.weight.abs().max() > 1e-3
+    _, left = crossing.lean(x, alike, person)
+    assert crossing.turn.weight.abs().max() < 1e-6 and left == pytest.approx(1.0, abs=0.2)
+    crossing.lean(x, alike, torch.full_like(person, 3))  # one person alone
     assert crossing.turn.weight.isfinite().all()
-
-
-def test_a_regression_on_few_contexts_of_many_rows_is_that_of_the_rows():
-    """Whose errors are those of a fit without the row."""
-    contexts, places = draws(6, 4, seed=1), torch.arange(40) % 6
-    x, y = contexts[places] - contexts[places].mean(0), draws(40, seed=2)
-    y = y - y.mean()
-    slopes, errors = _ridge(x, y, (0.1,))
-    torch.testing.assert_close(slopes, torch.linalg.solve(x.T @ x + 0.1 * 40 * torch.eye(4).double(), x.T @ y))
-    design = torch.cat([torch.ones(40, 1), x], dim=1).double()
-    penalty = 0.1 * 40 * torch.eye(5).double()
-    penalty[0, 0] = 0.0
-    for left_out in (0, 13):
-        kept = torch.arange(40) != left_out
-        matrix = design[kept].T @ design[kept] + penalty
-        found = torch.linalg.solve(matrix, design[kept].T @ y[kept])
-        assert errors[left_out].item() == pytest.approx((y[left_out] - design[left_out] @ found).item(), rel=1e-6)
 
 
 def test_contexts_that_are_alike_are_read_once_and_lose_the_same(tiny_tokenizer, monkeypatch):
@@ -401,20 +301,6 @@ def test_the_line_posterior_is_the_gaussian_one():
     assert places.std().item() == pytest.approx(precision.rsqrt().item(), rel=0.02)
 
 
-def test_the_sampler_draws_the_exact_posterior_and_knows_how_well():
-    n, size = 12, 3
-    evidence = ValueEvidence(
-        draws(n, size), draws(n, size, seed=1).exp(), draws(n, seed=2), draws(size, seed=3), torch.zeros(()).double(),
-        torch.full((n,), 0.8).double(), GAUSSIAN,
-    )  # fmt: skip
-    exact = find_posterior([evidence], torch.zeros(size), 1.0)
-    made, trust = sample_posterior([evidence], exact, draws=1500, seed=1)
-    covariance = torch.linalg.inv(exact.precision)
-    torch.testing.assert_close(made.mean(0), exact.mode, atol=0.05, rtol=0.0)
-    torch.testing.assert_close(made.T.cov(), covariance, atol=0.05 * covariance.diagonal().max().item(), rtol=0.1)
-    assert trust.rhat < 1.02 and 1000 < trust.effective < 6000
-
-
 def test_evidence_of_any_size_can_be_weighed():
     """Values of a head that was hardly trained may say 10^17 times as much as words: a sum that float64 cannot factor."""
     size, n = 32, 60
@@ -426,14 +312,6 @@ def test_evidence_of_any_size_can_be_weighed():
     torch.linalg.cholesky(found.precision)
     assert found.mode.isfinite().all() and math.isfinite(found.gained)
     assert torch.equal(found.prior_precision, 25.0 * torch.eye(size, dtype=torch.float64))
-
-
-def test_diagnostics_see_chains_that_disagree_and_chains_that_crawl():
-    good = draws(2, 500, 1)
-    assert split_rhat(good).item() < 1.02 and effective_draws(good).item() > 700
-    assert split_rhat(good + torch.tensor([0.0, 3.0])[:, None, None]).item() > 1.5
-    crawl = draws(2, 500, 1).cumsum(1)
-    assert effective_draws(crawl).item() < 30
 
 
 # ---- rows, training --------------------------------------------------------------------------------------------------
@@ -518,9 +396,7 @@ def test_training_learns_what_is_who_and_what_is_noise_and_observations_tell_peo
     own, alone = [], []
     for person in range(10):
         mine = others[6 * person : 6 * person + 6]
-        said = [
-            Observation(f" {row.value}", row.fields["prompt"]) for row in mine if row.fields["prompt"] == PROMPTS[0]
-        ]
+        said = [Observation(f" {row.value}", PROMPTS[0]) for row in mine[::2]]
         who = model.abduct(said, likelihood="values", name="somebody")
         assert "3 values" in str(who) and who.is_inferred
         (about,) = model.predict_number(PROMPTS[1], individual=who)
@@ -533,14 +409,9 @@ def test_training_learns_what_is_who_and_what_is_noise_and_observations_tell_peo
         if family == "cauchy":
             assert isinstance(about, MixedNumberPrediction)
             assert about.cdf(about.quantile(0.3)) == pytest.approx(0.3, abs=1e-6)
-            step = 1e-3
-            slope = (about.cdf(truth + step) - about.cdf(truth - step)) / (2 * step)
+            slope = (about.cdf(truth + 1e-3) - about.cdf(truth - 1e-3)) / 2e-3
             assert math.exp(about.log_prob(truth)) == pytest.approx(slope, rel=1e-3)
-            assert about.crps(truth) < nobody.crps(truth) + 5
-            who.save(tmp_path / f"{person}.safetensors")
-            again = Individual.load(tmp_path / f"{person}.safetensors")
-            assert model.predict_number(PROMPTS[1], individual=again)[0].median == about.median
-            assert who.draw(3).factor.shape == who.factor.shape
+            assert about.crps(truth) < nobody.crps(truth) + 5 and who.draw(3).factor.shape == who.factor.shape
     assert sorted(own)[5] < 0.5 * sorted(alone)[5]
 
 
@@ -577,17 +448,6 @@ def test_values_and_words_teach_under_a_cauchy_law_too(tiny_tokenizer):
     assert model.abduct(words).evidence[0].gained > 0.1
     people = model.abduct_population({"Ann": words, "Bob": "They say so, and they say it again. " * 8})
     assert people.normal.abs().max() > 1e-3
-
-
-def test_an_individual_sampled_is_the_one_found(tiny_tokenizer):
-    model = graft_tiny("llama", tiny_tokenizer, value_family="gaussian")
-    model.config.value_range = [0.0, 1.0]
-    said = [Observation(f" {v}", PROMPTS[0]) for v in (0.2, 0.3, 0.25)]
-    exact = model.abduct(said, likelihood="values")
-    drawn = model.abduct(said, likelihood="values", method="sample", draws=300, seed=2)
-    assert drawn.evidence[-1].rhat < 1.1 and "R-hat" in str(drawn)
-    a, b = (model.predict_number(PROMPTS[1], individual=who)[0] for who in (exact, drawn))
-    assert b.median == pytest.approx(a.median, abs=0.2 * (a.quantile(0.84) - a.median))
 
 
 @pytest.mark.parametrize(

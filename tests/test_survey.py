@@ -12,6 +12,7 @@ import torch
 from scipy import stats
 
 from causalqwen import Choice, Individual, Observation, Population, Question
+from causalqwen.data.people import read_questions
 from causalqwen.decoding import Observed
 from causalqwen.evaluation import TableSurvey
 from causalqwen.evaluation.portrait import what_each_told
@@ -20,7 +21,8 @@ from causalqwen.evaluation.surveys import survey_file
 from causalqwen.modeling import survey as surveys
 from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.choices import choice_evidence
-from causalqwen.modeling.survey import survey_rows
+from causalqwen.modeling.loading import load_model
+from causalqwen.modeling.survey import Survey, survey_rows
 from conftest import graft_tiny
 from test_cli import run, write
 from test_docs import ROOT, python_blocks
@@ -276,16 +278,6 @@ def test_drawn_options_have_the_probabilities_that_are_told(model, people):
     assert list(told["words"].values()) == pytest.approx(choice.probabilities, rel=1e-5)
 
 
-def test_whoever_is_far_out_answers_so_again(model):
-    said = {name: [Observation(f" {value}", "The long one is")] * 6 for name, value in (("low", -90), ("high", 95))}
-    people = model.abduct_people(said, likelihood="values")
-    table = {
-        row["person"]: row["The short one is"]
-        for row in survey_rows(model, people, Question("The short one is"), draws=0)
-    }
-    assert table["low"] < model.predict_number("The short one is")[0].median < table["high"]
-
-
 def test_a_survey_is_a_table_of_people_and_questions(model, people):
     text = Question("The long one is", name="text", max_new_tokens=3)
     some = people.part([0, 30, 44])
@@ -387,8 +379,6 @@ def test_models_that_have_no_numbers_of_people_refuse(tiny_tokenizer, people, mo
     ],
 )
 def test_a_question_of_a_file_that_is_none_is_told_by_row_and_field(tmp_path, given, message):
-    from causalqwen.data.people import read_questions
-
     path = write(tmp_path / "q.jsonl", [{"prompt": "a"}, given])
     with pytest.raises(ValueError, match=rf"q.jsonl, row 2.*{message}"):
         read_questions(path)
@@ -414,12 +404,13 @@ def folder(tiny_tokenizer, tmp_path):
     made = graft_tiny("llama", tiny_tokenizer)
     made.config.value_range = [0.0, 500.0]
     made.save_pretrained(tmp_path / "model")
-    said = [
-        {"value": 10 * who + day, "individual": f"p{who}", "age": 50 + who, "day": day}
-        for who in range(12)
+    said = {"prompt": "The long one is"}
+    rows = [
+        said | {"value": 10 * n + day, "individual": f"p{n}", "age": 50 + n, "day": day}
+        for n in range(12)
         for day in (0, 1)
     ]
-    write(tmp_path / "rows.jsonl", [{"prompt": "The long one is", **row} for row in said])
+    write(tmp_path / "rows.jsonl", rows)
     asked = [{"prompt": "At {age} it is", "name": "number"}, {"prompt": "He said", "options": ["yes", "no"]}]
     write(tmp_path / "questions.jsonl", asked)
     return tmp_path
@@ -487,10 +478,8 @@ def test_each_answer_tells_what_it_gained(model):
     assert len(told) == 5 and {one.kind for one in told.values()} == {"number", "words", "choice"}
     assert sum(one.gain for one in told.values()) == pytest.approx(who.evidence[0].gained, rel=1e-4)
     chosen = told["She said", "red"]
-    (own,), (nobodys,) = (
-        model.predict_choice("She said", ("blue", "red"), individual=one)
-        for one in (Individual(who.factor), Individual.nobody(len(who.factor)))
-    )
+    both = Individual(who.factor), Individual.nobody(len(who.factor))
+    own, nobodys = (model.predict_choice("She said", ("blue", "red"), individual=one)[0] for one in both)
     assert (chosen.own, chosen.nobodys) == (f"{own.probabilities[1]:.0%}", f"{nobodys.probabilities[1]:.0%}")
     assert chosen.gain == pytest.approx(np.log(own.probabilities[1] / nobodys.probabilities[1]), rel=1e-5)
     counted = model.abduct(numbers, likelihood="values")
@@ -509,19 +498,11 @@ def test_two_ranks_and_workers_give_the_answers_of_one(folder):
     model_folder, questions = folder / "model", write(folder / "asked.jsonl", ASKED_APART)
     people = Population.drawn(30, 32, seed=4)
     people.save(folder / "people.safetensors")
-    from causalqwen.data.people import read_questions
-    from causalqwen.modeling.loading import load_model
-
     model = load_model(model_folder, "cpu")
     survey_file(model, people, read_questions(questions), folder / "one.jsonl", draws=2, seed=5)
     whole = [json.loads(line) for line in (folder / "one.jsonl").read_text().splitlines()]
-    worker = [
-        sys.executable,
-        ROOT / "tests" / "survey_worker.py",
-        model_folder,
-        folder / "people.safetensors",
-        questions,
-    ]
+    program = ROOT / "tests" / "survey_worker.py"
+    worker = [sys.executable, program, model_folder, folder / "people.safetensors", questions]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
     ranks = [
         subprocess.Popen(
@@ -533,9 +514,8 @@ def test_two_ranks_and_workers_give_the_answers_of_one(folder):
     assert [process.wait(timeout=120) for process in ranks] == [0, 0]
     parts = [json.loads(line) for rank in range(2) for line in (folder / f"{rank}.jsonl").read_text().splitlines()]
     assert sorted(parts, key=lambda row: (int(row["person"].split()[1]), row["draw"])) == whole
-    asked = TableSurvey(
-        str(model_folder), str(folder / "people.safetensors"), str(questions), draws=2, seed=5, device="cpu"
-    )
+    files = map(str, (model_folder, folder / "people.safetensors", questions))
+    asked = TableSurvey(*files, draws=2, seed=5, device="cpu")
     rows = [{"person": row["person"], "draw": row["draw"]} for row in whole[::-1]]
     assert asked(pyarrow.Table.from_pylist(rows[7:])).to_pylist() == whole[::-1][7:]
     with pytest.raises(ValueError, match="called 'Zoe'"):
@@ -574,10 +554,6 @@ def test_a_report_says_how_questions_are_answered_which_go_together_and_who_diff
 
 
 def test_a_survey_that_was_stopped_goes_on(folder, monkeypatch):
-    from causalqwen.data.people import read_questions
-    from causalqwen.modeling.loading import load_model
-    from causalqwen.modeling.survey import Survey
-
     model, people = load_model(folder / "model", "cpu"), Population.drawn(40, 32)
     asked, out = [Question("The long one is", name="number")], folder / "answers.jsonl"
     assert len(read_questions(folder / "questions.jsonl")) == 2
@@ -626,10 +602,8 @@ def test_commands_tell_what_they_cannot_use(folder):
     ]
     words = write(folder / "words.jsonl", said)
     told = anew("population", *base, *out, "--rows", words).stderr
-    assert (
-        "2 people, inferred from their choices, values, words by likelihood 'softmax'" in told
-        and "where numbers are asked, numbers alone tell who they are" in told
-    )
+    assert "2 people, inferred from their choices, values, words by likelihood 'softmax'" in told
+    assert "where numbers are asked, numbers alone tell who they are" in told
     nobodys = write(folder / "nobody.jsonl", [{"text": "We have come."}])
     assert "row 1, field individual" in anew("population", *base, *out, "--rows", nobodys, code=1).stderr
     silent = write(folder / "silent.jsonl", [{"prompt": "We have", "individual": "a"}])

@@ -9,11 +9,12 @@ who enter it, on average. Different people are taken to be independent of each o
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from causalqwen.decoding.individual import Individual
+from causalqwen.decoding.individual import Individual, voices_of
 from causalqwen.decoding.population import Population
 
 _DRAWS = 200
@@ -24,27 +25,22 @@ def mix(individual: Individual, other: Individual, share: float = 0.5) -> Indivi
 
         g = ((1 - t) g1 + t g2) / ((1 - t)^2 + t^2 + 2 t (1 - t) max(r, 0))^(1/2),   r the cosine of g1 and g2
 
-    A mixture of two strangers is as far from everybody as people are: without the root it would be nearer to nobody. Somebody
-    mixed with themselves stays who they are; two who are opposite meet at nobody.
-
-    Raises ValueError for a share outside [0, 1] (beyond an end lies `move`), or sizes that differ.
+    Without the root a mixture of two strangers would be nearer to nobody than people are. ValueError for a share outside [0, 1]
+    (beyond an end lies `move`), or sizes that differ.
     """
     if not 0 <= share <= 1:
         raise ValueError(f"a share lies between 0 and 1, got {share}; beyond one of the two lies `move`")
-    left, right = _normals([individual, other])
+    left, right, parts = *_normals([individual, other]), [(individual, 1 - share), (other, share)]
     lengths = (left.norm() * right.norm()).item()
     cosine = max((left @ right).item() / lengths, 0.0) if lengths > 0 else 0.0
     size = math.sqrt((1 - share) ** 2 + share**2 + 2 * share * (1 - share) * cosine)
     name = f"{1 - share:.0%} {_called(individual)}, {share:.0%} {_called(other)}"
-    made = _made(torch.lerp(left, right, share) / size, [(individual, 1 - share), (other, share)], name)
-    return _speaking(made, [(individual, 1 - share), (other, share)])
+    return _speaking(_made(torch.lerp(left, right, share) / size, parts, name), parts)
 
 
 def move(individual: Individual, start: Individual, end: Individual, amount: float = 1.0) -> Individual:
-    """`individual` moved along the difference of two others, g + amount (g_end - g_start), both taken as they are likeliest.
-
-    It keeps the width of `individual`. Far along, it leaves where people are. Raises ValueError for sizes that differ.
-    """
+    """`individual`, with its width, moved along the difference of two others, g + amount (g_end - g_start), as they are
+    likeliest. ValueError for sizes that differ."""
     g, first, last = _normals([individual, start, end])
     name = f"{_called(individual)} {amount:+g} of the way from {_called(start)} to {_called(end)}"
     made = _made(g + amount * (last - first), [(individual, 1.0), (start, 0.0), (end, 0.0)], name)
@@ -52,10 +48,8 @@ def move(individual: Individual, start: Individual, end: Individual, amount: flo
 
 
 def mean(people: Sequence[Individual] | Population) -> Individual:
-    """What several have in common, the mean of g; of n strangers 1/n^(1/2) as far from nobody as each of them is.
-
-    Raises ValueError for nobody, or sizes that differ.
-    """
+    """What several have in common, the mean of g; of n strangers 1/n^(1/2) as far from nobody as each of them is. ValueError
+    for nobody, or sizes that differ."""
     several = [people[name] for name in people.names] if isinstance(people, Population) else list(people)
     if not several:
         raise ValueError("a mean needs one individual at least")
@@ -98,11 +92,10 @@ def _apart(individual: Individual, other: Individual) -> float:
 
 def _speaking(made: Individual, parts: Sequence[tuple[Individual, float]]) -> Individual:
     """With the sum of share_i voice_i, where anybody has a voice."""
-    spoken = [share * person.voice for person, share in parts if person.voice is not None and share != 0]
-    if any(voice.shape != spoken[0].shape for voice in spoken):
-        raise ValueError("the individuals have voices of different backbones")
-    voice = sum(spoken[1:], spoken[0]) if spoken else torch.zeros(1)
-    return replace(made, voice=voice) if bool(voice.any()) else made
+    parts = [(person, share) for person, share in parts if person.voice is not None and share != 0]
+    voices_of([person for person, _ in parts])  # of one backbone
+    voice: Any = sum(share * person.voice for person, share in parts)
+    return replace(made, voice=voice) if parts and bool(voice.any()) else made
 
 
 def _called(individual: Individual) -> str:

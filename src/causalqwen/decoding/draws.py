@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from causalqwen.decoding.individual import voices_of
 from causalqwen.decoding.plan import CausalDecoding, ObservedNoise
 from causalqwen.distributions import INDIVIDUAL_STREAM, NOISE_STREAM, WHOLE_TEXT, StableFamily, uniform_draws, upcast
 
@@ -40,42 +41,28 @@ class BoundDecoding:
     ) -> "BoundDecoding":
         """Give every row its seed and its individual.
 
-        `rows` counts returned sequences; each prompt has `copies` of them in a row, and copy j adds j to the seed.
-
-        Raises:
-            ValueError: as many seeds or individuals as neither one nor one per prompt; an individual of another size.
+        `rows` counts returned sequences; each prompt has `copies` of them in a row, and copy j adds j to the seed. ValueError
+        for as many seeds or individuals as neither one nor one per prompt, or an individual of another size.
         """
         prompts = rows // copies
         if plan.seed is None:
             seeds = torch.randint(2**62, (1,)).expand(prompts)
         else:
             seeds = torch.as_tensor(plan.seed, dtype=torch.int64).reshape(-1)
-            if len(seeds) not in (1, prompts):
-                raise ValueError(f"{len(seeds)} seeds for {prompts} prompts; give one, or one per prompt")
+            _check_count("seeds", len(seeds), prompts)
             seeds = seeds.expand(prompts)
         seeds = (seeds.unsqueeze(1) + torch.arange(copies)).flatten().to(device)
-        individuals = voice = None
+        individuals = voice = observed = None
         if given := plan.individuals:
-            if len(given) not in (1, prompts):
-                raise ValueError(f"{len(given)} individuals for {prompts} prompts; give one, or one per prompt")
+            _check_count("individuals", len(given), prompts)
             for individual in given:
                 individual.check_size(causal_size)
             factors = torch.stack([individual.factor for individual in given]).to(device)
             individuals = factors.expand(prompts, -1).repeat_interleave(copies, dim=0)
-            if (
-                spoken := next((individual.voice for individual in given if individual.voice is not None), None)
-            ) is not None:
-                voices = [
-                    torch.zeros_like(spoken) if individual.voice is None else individual.voice for individual in given
-                ]
-                if any(shaped.shape != spoken.shape for shaped in voices):
-                    raise ValueError("the individuals have voices of different backbones")
-                of_prompts = torch.stack(voices).to(device).expand(prompts, *spoken.shape)
-                voice = of_prompts.repeat_interleave(copies, dim=0)
-        observed = None
+            if (voices := voices_of(given)) is not None:
+                voice = voices.to(device).expand(prompts, -1, -1).repeat_interleave(copies, dim=0)
         if noises := plan.noises:
-            if len(noises) not in (1, prompts):
-                raise ValueError(f"{len(noises)} noises for {prompts} prompts; give one, or one per prompt")
+            _check_count("noises", len(noises), prompts)
             observed = [noises[row // copies if len(noises) > 1 else 0] for row in range(rows)]
         return cls(plan, seeds, causal_size, individuals, voice, observed, every_score=every_score)
 
@@ -87,9 +74,8 @@ class BoundDecoding:
         """Q(e) of one source, float32, [B, S, C] (or [B, 1, C] where it is held for the text)."""
         if mode == "sequence":
             return law.quantile(self.held(stream)).unsqueeze(1).to(torch.float32)
-        if positions.shape[1] == 1:
-            return law.quantile(self._next(stream, positions)).to(torch.float32)
-        return law.quantile(self._draw(stream, positions)).to(torch.float32)
+        draw = self._next if positions.shape[1] == 1 else self._draw
+        return law.quantile(draw(stream, positions)).to(torch.float32)
 
     def _draw(self, stream: int, positions: Tensor) -> Tensor:
         """Uniforms of positions [B, S], float64 [B, S, C]."""
@@ -120,9 +106,9 @@ class BoundDecoding:
         if stream in self._ahead:
             first, draws = self._ahead[stream]
             index, count = places[0] - first[0], _AHEAD
-            if 0 <= index < draws.shape[1] and all(
-                here - there == index for here, there in zip(places, first, strict=True)
-            ):
+            if 0 <= index < draws.shape[1] and {here - there for here, there in zip(places, first, strict=True)} == {
+                index
+            }:
                 return draws[:, index : index + 1]
         self._ahead[stream] = (places, self._draw(stream, positions + torch.arange(count, device=positions.device)))
         return self._ahead[stream][1][:, :1]
@@ -136,12 +122,15 @@ class BoundDecoding:
         return self._held[stream]
 
 
+def _check_count(kind: str, count: int, prompts: int) -> None:
+    if count not in (1, prompts):
+        raise ValueError(f"{count} {kind} for {prompts} prompts; give one, or one per prompt")
+
+
 @dataclass(frozen=True)
 class Integrated:
-    """Nothing is drawn: all sources are integrated out, and loc_S are what anybody decides by.
-
-    temperature: T, which multiplies all noise of the scores. off: whether there is no noise that all tokens share.
-    """
+    """Nothing is drawn: all sources are integrated out, and loc_S are what anybody decides by. temperature: T, which multiplies
+    all noise of the scores. off: whether there is no noise that all tokens share."""
 
     temperature: float = 1.0
     off: bool = False
@@ -169,46 +158,27 @@ class Integrated:
         return values
 
 
-@dataclass(frozen=True)
 class Drawn:
     """What a bound plan draws at some positions, int64 [B, S], and what it leaves of loc and scale [B, S, C] (theory 3.9).
 
-    moves: whether U' is drawn, wholly or in part. by_loc: loc_S decide, not P_k. every_score: see `BoundDecoding`.
+    moves: whether U' is drawn, wholly or in part. off: as of `Integrated`. by_loc: loc_S decide, not P_k. races: each token's
+    own noise is drawn, so that the highest score decides. restricts: tokens are left out before. every_score: see
+    `BoundDecoding`.
     """
 
-    bound: BoundDecoding
-    positions: Tensor
-
-    @property
-    def moves(self) -> bool:
-        return self.bound.plan.individual_mode != "marginal" or self.bound.plan.noise not in ("marginal", "off")
-
-    @property
-    def off(self) -> bool:
-        return self.bound.plan.noise == "off"
-
-    @property
-    def by_loc(self) -> bool:
-        return self.bound.plan.decision != "ovr"
-
-    @property
-    def races(self) -> bool:
-        """Whether each token's own noise is drawn, so that the highest score decides."""
-        return self.bound.plan.own != "marginal"
-
-    @property
-    def restricts(self) -> bool:
-        """Whether tokens are left out before the race."""
-        return self.bound.plan.restricts
-
-    @property
-    def temperature(self) -> float:
-        """T."""
-        return self.bound.plan.temperature
-
-    @property
-    def every_score(self) -> bool:
-        return self.bound.every_score
+    def __init__(self, bound: BoundDecoding, positions: Tensor) -> None:
+        self.bound, self.positions, self.plan = bound, positions, bound.plan
+        self.off, self.by_loc, self.races = (
+            self.plan.noise == "off",
+            self.plan.decision != "ovr",
+            self.plan.own != "marginal",
+        )
+        self.moves = self.plan.individual_mode != "marginal" or self.plan.noise not in ("marginal", "off")
+        self.restricts, self.temperature, self.every_score = (
+            self.plan.restricts,
+            self.plan.temperature,
+            bound.every_score,
+        )
 
     def counters(self) -> tuple[Tensor, Tensor]:
         """Seeds and positions int64 [B S] by which own noise is drawn."""
@@ -234,7 +204,7 @@ class Drawn:
 
     def left_out(self, logits: Tensor) -> Tensor:
         """Which tokens top_k, top_p and min_p leave out, one after the other, of a softmax of logits [B, S, V'] at T: bool."""
-        plan = self.bound.plan
+        plan = self.plan
         p = (upcast(logits) / max(plan.temperature, 1e-6)).softmax(-1)
         if plan.top_k is not None and plan.top_k < p.shape[-1]:
             p = p.masked_fill(p < p.topk(plan.top_k).values[..., -1:], 0.0)
@@ -250,7 +220,7 @@ class Drawn:
     def move(self, loc: Tensor, scale: Tensor, noise: Tensor, law: StableFamily, most: float = math.inf) -> Tensor:
         """loc_U + T c + T n [B, S, C], from loc and scale of U and noise |b_noise| [C]. most: the highest temperature that
         counts."""
-        plan = self.bound.plan
+        plan = self.plan
         T = min(plan.temperature, most)
         if plan.individual_mode != "marginal":
             loc = loc + T * scale * self.bound.read(INDIVIDUAL_STREAM, plan.individual_mode, self.positions, law)
@@ -261,7 +231,7 @@ class Drawn:
     def drawn(self, scale: Tensor, noise: Tensor, law: StableFamily) -> Tensor | None:
         """The scale [B, S, C] of what `move` adds; None where that is nothing, or where noise is off and own noise integrated
         out, so that nothing is left beside what is drawn."""
-        plan, parts = self.bound.plan, []
+        plan, parts = self.plan, []
         if not plan.temperature or (self.off and not self.races):
             return None
         if plan.individual_mode != "marginal":
@@ -273,7 +243,7 @@ class Drawn:
     def left(self, scale: Tensor, noise: Tensor, law: StableFamily, whole: bool = False) -> Tensor:
         """The scale of what is still integrated out [B, S, C]; 0 where nothing is. whole: of a source that is drawn at T below
         1, (1 - T^a)^(1/a) of its scale, so that what is drawn and what is left are the distribution; else none."""
-        plan, left = self.bound.plan, []
+        plan, left = self.plan, []
         for source, mode in ((scale, plan.individual_mode), (noise.expand_as(scale), plan.noise)):
             if mode == "marginal":
                 left.append(source)

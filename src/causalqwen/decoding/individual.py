@@ -1,7 +1,8 @@
 """An individual: a point e1 of the unit cube that says who is speaking, whatever the context (theory 3.9)."""
 
 import os
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ class Observed:
 
     tokens, values, choices: how many were observed. gained: by how many nats they are likelier from this individual than from
     the prior's mean. directions: how many directions of e1 they determine. spread: the standard deviation of Phi^-1(e1) of the
-    prior. likelihood, method: as `model.abduct` was asked. rhat, effective: a sampler's diagnostics, 0 without one.
+    prior. likelihood, method: as `model.abduct` was asked.
     """
 
     tokens: int
@@ -27,9 +28,12 @@ class Observed:
     spread: float
     likelihood: str
     method: str = "mode"
-    rhat: float = 0.0
-    effective: float = 0.0
     choices: int = 0
+
+    @classmethod
+    def read(cls, told: dict[str, Any]) -> "Observed":
+        """From a file; what a sampler once said of itself is left out."""
+        return cls(**{name: known for name, known in told.items() if name not in ("rhat", "effective")})
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +42,6 @@ class Individual:
 
     Args:
         factor: e1, float64 [C], inside (0, 1).
-        name: how it is called in listings; empty by default.
         precision: how well it is known, where it was inferred (`model.abduct`): Phi^-1(e1) ~ N(Phi^-1(factor),
             precision^-1), float64 [C, C].
         evidence: what it was inferred from.
@@ -136,15 +139,11 @@ class Individual:
         """One of the individuals that it may be. ValueError where none was inferred."""
         likely = self.likely(1, seed)
         place = int(torch.randint(len(likely), (), generator=torch.Generator().manual_seed(seed)))
-        return replace(
-            Individual.from_normal(likely[place], f"{self.name or 'unnamed'}, draw {seed}"), voice=self.voice
-        )
+        return Individual.from_normal(likely[place], f"{self.name or 'unnamed'}, draw {seed}", voice=self.voice)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file; it appears under its name only when it is complete."""
-        names = ("factor", "precision", "draws", "line", "voice")
-        tensors: dict[str, Tensor | None] = {name: getattr(self, name) for name in names}
-        known = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        known = {name: tensor for name, tensor in vars(self).items() if isinstance(tensor, Tensor)}
         about = {"name": self.name, "evidence": [vars(e) for e in self.evidence]}
         save_tensors(path, "individual", about, known)
 
@@ -153,7 +152,7 @@ class Individual:
         """Read what `save` wrote; ValueError names a file that holds no individual."""
         about, tensors = load_tensors(path, "individual")
         try:
-            evidence = tuple(Observed(**e) for e in about.get("evidence", []))
+            evidence = tuple(map(Observed.read, about.get("evidence", [])))
             return cls(name=about.get("name", ""), evidence=evidence, **tensors)
         except (TypeError, ValueError) as error:  # of a later version
             raise ValueError(f"{path} holds no individual that can be read here: {error}") from None
@@ -175,8 +174,15 @@ class Individual:
         )
         if last.directions < 0.5:
             told += ": hardly told apart from nobody in particular"
-        if last.method == "sample":
-            told += f"; {len(self.draws)} draws, R-hat {last.rhat:.2f}, {last.effective:.0f} effective"
         if not self.knows_values:
             told += "; between words and numbers nothing was learned, so that their numbers are nobody's in particular"
         return told + ")"
+
+
+def voices_of(people: Sequence[Individual]) -> Tensor | None:
+    """The voice of each [n, L, H], 0 for one who has none; None where nobody has one. ValueError for different backbones."""
+    spoken = [person.voice for person in people if person.voice is not None]
+    if any(voice.shape != spoken[0].shape for voice in spoken):
+        raise ValueError("the individuals have voices of different backbones")
+    silent = torch.zeros_like(spoken[0]) if spoken else None
+    return torch.stack([silent if person.voice is None else person.voice for person in people]) if spoken else None

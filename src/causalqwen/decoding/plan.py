@@ -40,11 +40,9 @@ class ObservedNoise:
     have beaten it.
 
     Args:
-        seed: of the own noise.
         temperature: that it was found at: no other decides the same.
-        places, tokens: int64 [m], positions (0 is that of the first token after the prompt) and tokens of the exceptions.
-        normals: float64 [m], Q(e3) of these.
-        length: n.
+        places, tokens, normals: [m], positions (0 is that of the first token after the prompt), tokens and Q(e3) of the
+        exceptions. length: n.
         values: float64 [n], those of `<NUM>` on the value axis (0 elsewhere).
         value_normals: float64 [n], how many scales each lies beside loc_Y, which is where it lies in another world, too.
         value_slack: float64 [n], how far from a value loc_Y may then be and still be that value: what float32 makes of the same
@@ -71,7 +69,6 @@ INDIVIDUAL_MODES = ("marginal", "token", "sequence")
 NOISE_MODES = ("marginal", "token", "sequence", "off")
 OWN_MODES = ("marginal", "token")
 DECISIONS = ("ovr", "loc", "softmax")
-
 PRESETS: dict[str, dict[str, str]] = {
     "standard": {"individual": "marginal", "noise": "marginal"},  # overview 3.1, inference 3 (non-sampling)
     "causal": {"individual": "token", "noise": "marginal"},  # overview 3.2, inference 2
@@ -94,13 +91,12 @@ class CausalDecoding:
     """A choice for each source of randomness; give it to `generate(causal_decoding=...)`.
 
     Args:
-        individual: "marginal" (integrated out), "token" (a new individual per token), "sequence" (one for the whole
-            text), or an `Individual` (or one per row), which is then held for the whole text.
+        individual: "marginal" (integrated out), "token" (a new one per token), "sequence" (one for the whole text), or an
+            `Individual` (or one per row), which is then held for the whole text.
         noise: the noise that all tokens share: "marginal", "token", "sequence", or "off" (no noise at all).
         own: the noise of each token's own score: "marginal", so that argmax_k P_k decides; "token" (drawn anew), so that the
-            highest score does; or an `ObservedNoise` (or one per row): the noise under which an observed text came about, token
-            by token behind the prompt, and fresh noise after its end, at the temperature that it was found at. The original
-            design's score scale has no own noise.
+            highest score does; or an `ObservedNoise` (or one per row) behind the prompt, and fresh noise after its end. The
+            original design's score scale has no own noise.
         temperature: T >= 0, by which scores are divided: it multiplies all noise of the scores. 1 is the distribution of the
             model; 0 decides as the backbone does. Values vary no more than at 1.
         top_k, top_p, min_p: leave out tokens before the race, where own noise is drawn: those that transformers' samplers
@@ -141,9 +137,7 @@ class CausalDecoding:
                     f"the observed noise explains a text at temperature {noise.temperature}, and another one at "
                     f"{self.temperature}: give temperature={noise.temperature}"
                 )
-        if self.top_k is not None and (
-            isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 1
-        ):
+        if self.top_k is not None and not (_is_number(self.top_k, int) and self.top_k >= 1):
             raise ValueError(f"top_k must be a whole number from 1 on, got {self.top_k!r}")
         for name in ("top_p", "min_p"):
             share = getattr(self, name)
@@ -184,16 +178,12 @@ class CausalDecoding:
     @property
     def individuals(self) -> Sequence[Individual]:
         """The individuals that are given."""
-        if isinstance(self.individual, str):
-            return ()
-        return (self.individual,) if isinstance(self.individual, Individual) else self.individual
+        return _given(self.individual, Individual)
 
     @property
     def noises(self) -> Sequence[ObservedNoise]:
         """The observed noises that are given."""
-        if isinstance(self.own, str):
-            return ()
-        return (self.own,) if isinstance(self.own, ObservedNoise) else self.own
+        return _given(self.own, ObservedNoise)
 
     @property
     def individual_mode(self) -> str:
@@ -201,16 +191,23 @@ class CausalDecoding:
         return self.individual if isinstance(self.individual, str) else "sequence"
 
 
-def _is_number(given: Any) -> bool:
-    return isinstance(given, Real) and not isinstance(given, bool)
+def _is_number(given: Any, kind: type = Real) -> bool:
+    return isinstance(given, kind) and not isinstance(given, bool)
+
+
+def _given(source: Any, kind: type) -> Sequence[Any]:
+    """What a source of randomness is given as, () for a mode."""
+    if isinstance(source, str):
+        return ()
+    return (source,) if isinstance(source, kind) else source
 
 
 def _check_source(name: str, given: Any, modes: tuple[str, ...], kind: type) -> None:
     """ValueError for what says nothing about a source of randomness."""
-    if isinstance(given, str):
-        if given not in modes:
-            raise ValueError(f"unknown {name} mode {given!r}; use one of {', '.join(modes)}")
-        return
-    each = [given] if isinstance(given, kind) else given
-    if not isinstance(each, Sequence) or not each or not all(isinstance(item, kind) for item in each):
+    if isinstance(given, str) and given not in modes:
+        raise ValueError(f"unknown {name} mode {given!r}; use one of {', '.join(modes)}")
+    each = _given(given, kind)
+    if not isinstance(given, str) and not (
+        isinstance(each, Sequence) and each and all(isinstance(x, kind) for x in each)
+    ):
         raise ValueError(f"{name}: expected a mode, one {kind.__name__}, or a list of them, got {given!r}")

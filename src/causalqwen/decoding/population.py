@@ -174,11 +174,7 @@ class Population:
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file; it appears under its name only when it is complete."""
         evidence = [[vars(observed) for observed in of_person] for of_person in self.evidence]
-        about = {
-            "names": list(self.names),
-            "facts": dict(self.facts),
-            "evidence": evidence,
-        }
+        about = {"names": list(self.names), "facts": dict(self.facts), "evidence": evidence}
         tensors = {"draws": self.draws} | ({} if self.numbers is None else {"numbers": self.numbers})
         save_tensors(path, "population", about, tensors)
 
@@ -187,7 +183,7 @@ class Population:
         """Read what `save` wrote; ValueError names a file that holds no population."""
         about, tensors = load_tensors(path, "population")
         try:
-            evidence = [tuple(Observed(**observed) for observed in of_person) for of_person in about["evidence"]]
+            evidence = [tuple(map(Observed.read, of_person)) for of_person in about["evidence"]]
             of_numbers = tensors.get("numbers")
             return cls(about["names"], tensors["draws"], about["facts"], evidence, of_numbers)
         except (KeyError, TypeError) as error:

@@ -91,15 +91,11 @@ class Voices:
 
     def __str__(self) -> str:
         layers, size = self.origin.shape
-        told = (
-            f"Voices({len(self.loadings)} directions at {layers} depths of {size}, learned from {self.people:,} people"
-        )
+        told = f"{len(self.loadings)} directions at {layers} depths of {size}, learned from {self.people:,} people"
         if self.gained is not None:
-            alone, heard = self.gained
-            told += (
-                f"; to people held out worth {heard:+.3f} nats a token, {alone:+.3f} of them without knowing who speaks"
-            )
-        return told + ")"
+            worth = "; to people held out worth {1:+.3f} nats a token, {0:+.3f} of them without knowing who speaks"
+            told += worth.format(*self.gained)
+        return f"Voices({told})"
 
 
 def load_prior(path: str | os.PathLike) -> Individual | Voices:

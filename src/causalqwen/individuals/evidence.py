@@ -46,9 +46,8 @@ class TokenEvidence:
     """N tokens, each with the law of U before it; the likelihood is the softmax over loc_S, or OvR's product over tokens.
 
     loc: loc_U [N, C]; reach: [N, C], what a unit of q adds. targets: int64 [N]. weight [V, C], bias [V] or None: of the
-    scores. mask: bool [V], rows that take part. law: of the scores.
-    For "ovr": thresholds [N], and of a score once the individual is known at some positions [n] its scale, [n, 1] or
-    [n, V], and slope as in `graded_scale`.
+    scores. mask: bool [V], rows that take part. law: of the scores. For "ovr": thresholds [N], and of a score once the
+    individual is known at some positions [n] its scale, [n, 1] or [n, V], and slope as in `graded_scale`.
     """
 
     loc: Tensor
@@ -119,8 +118,6 @@ class TokenEvidence:
             p = scores.sub_(partition).exp_()
             residual = p.neg().scatter_add_(-1, target, torch.ones_like(target, dtype=p.dtype))
             return value, residual, p if curvature else None, True
-        if self.known is None or self.thresholds is None:
-            raise ValueError("likelihood 'ovr' needs the scores' scale and thresholds")
         thresholds = self.thresholds[part].unsqueeze(-1)
         base, slope = self.known(part)
         scale = graded_scale(scores, base.clamp(min=SCALE_FLOOR), thresholds, slope, self.law)
@@ -143,8 +140,8 @@ class TokenEvidence:
 class ValueEvidence:
     """n values, each with the law of U that the value head reads before it; what is left to the noise is a stable law.
 
-    loc [n, C], reach [n, C] as for tokens; row: W_reg [C], bias: []. values: [n], on the value axis. scale: [n], of the noise
-    that the head adds, positive.
+    loc, reach: [n, C] as for tokens. row: W_reg [C]. bias: []. values: [n], on the value axis. scale: [n], of the noise,
+    positive.
     """
 
     loc: Tensor
@@ -174,7 +171,7 @@ class ValueEvidence:
 
     @torch.no_grad()
     def each(self, g: Tensor) -> Tensor:
-        """log p(value | g) on the value axis, one by one, float64 [n]; they add up to the total of `evaluate`."""
+        """log p(value | g) on the value axis, one by one, float64 [n]."""
         location = self._location(read_factor(self.law, g)[0])
         return self.law.log_prob(self.values.double(), location, self.scale.double())
 
@@ -186,11 +183,8 @@ class ValueEvidence:
 
 @dataclass(frozen=True)
 class Branches:
-    """The tokens that options go on with, fork by fork, T branches in all.
-
-    score: of each branch where nobody in particular speaks, float64 [T]. reach: what a unit of q(g) adds to it, [T, C]. sizes:
-    branches of each fork. paths: bool [O, T], the branches that each option takes.
-    """
+    """The tokens that options go on with, fork by fork, T branches in all: score of each where nobody in particular speaks,
+    float64 [T]; reach, what a unit of q(g) adds to it, [T, C]; sizes of the forks; paths bool [O, T] that each option takes."""
 
     score: Tensor
     reach: Tensor
@@ -203,9 +197,8 @@ class Branches:
 
     def log_probs(self, q: Tensor) -> Tensor:
         """log P(option | q) [..., O] of individuals q [..., C]: a softmax over the branches of each fork on its way."""
-        scores = self.score + (q.to(self.reach).unsqueeze(-2) * self.reach).sum(
-            -1
-        )  # of each alone: no row moves another
+        moved = (q.to(self.reach).unsqueeze(-2) * self.reach).sum(-1)  # of each alone: no row moves another
+        scores = self.score + moved
         steps = torch.cat([fork.log_softmax(-1) for fork in scores.split(self.sizes, dim=-1)], dim=-1)
         return (steps.unsqueeze(-2) * self.paths).sum(-1)
 

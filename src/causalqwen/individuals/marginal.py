@@ -20,17 +20,13 @@ from causalqwen.distributions import StableFamily
 _RUNGS, _REACH, _PIECES = 20, 1e4, 96  # of `line_nodes`
 
 
-def value_marginal(
-    law: StableFamily, residuals: Tensor, loadings: Tensor, scale: Tensor, *, on_line: bool = False
-) -> Tensor:
+def value_marginal(law: StableFamily, residuals: Tensor, loadings: Tensor, scale: Tensor) -> Tensor:
     """log p(v_1, ..., v_n) of one individual, or of many with n values each; differentiable in everything; float64 [...].
 
-    Args:
-        residuals: v - loc [..., n]. loadings: [..., n, C], scale_U W_reg at each value. scale: [..., n], of the noise.
-        on_line: integrate over the line under a Gaussian law too, which is exact for proportional loadings.
+    residuals: v - loc [..., n]. loadings: [..., n, C], scale_U W_reg at each value. scale: [..., n], of the noise.
     """
     residuals, loadings, scale = residuals.double(), loadings.double(), scale.double()
-    if law.alpha == 2 and not on_line:
+    if law.alpha == 2:
         factor = torch.linalg.cholesky(loadings @ loadings.mT + torch.diag_embed(scale.square()))
         white = torch.linalg.solve_triangular(factor, residuals.unsqueeze(-1), upper=False).squeeze(-1)
         volume = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
@@ -91,10 +87,8 @@ def line_nodes(
 def shared_losses(
     losses: Tensor, law: StableFamily, residuals: Tensor, loadings: Tensor, scale: Tensor, group: Tensor
 ) -> Tensor:
-    """The losses [n] of values, those of one group replaced by equal shares of their joint one, -`value_marginal`.
-
-    losses [n]: of each alone. residuals, scale [n] and loadings [n, C] as in `value_marginal`. group: int64 [n], -1 for none.
-    """
+    """The losses [n] of values, those of one group (int64 [n], -1 for none) replaced by equal shares of their joint one,
+    -`value_marginal` of residuals, scale [n] and loadings [n, C]."""
     columns = [column.double() for column in (residuals, loadings, scale)]
     order = group.argsort(stable=True)
     members, counts = group[order].unique_consecutive(return_counts=True)
@@ -109,10 +103,8 @@ def shared_losses(
 
 
 def line_posterior(law: StableFamily, residuals: Tensor, sizes: Tensor, scale: Tensor, count: int) -> Tensor:
-    """Equally likely places t [count] of the line given values.
-
-    residuals, scale [n] as in `value_marginal`, sizes [n] of its loadings; exact up to the grid.
-    """
+    """Equally likely places t [count] of the line given values: residuals, scale [n] as in `value_marginal`, sizes [n] of its
+    loadings; exact up to the grid."""
     t, log_weights = line_nodes(law, residuals, sizes, scale, parts=16)
     order = t.argsort()
     mass = log_weights[order].softmax(0)

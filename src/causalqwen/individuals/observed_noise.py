@@ -32,9 +32,7 @@ def _chebyshev(x: Tensor) -> Tensor:
 _AT_NODES = torch.cos(torch.pi * (torch.arange(_NODES, dtype=torch.float64) + 0.5) / _NODES)
 _AT_GRID = torch.linspace(-1, 1, _GRID, dtype=torch.float64)
 _INTERPOLATION = _chebyshev(_AT_GRID) @ torch.linalg.inv(_chebyshev(_AT_NODES))
-_TO_NODES, _TO_GRID = (
-    ((1 + x) / 2).square() for x in (_AT_NODES, _AT_GRID)
-)  # closer below, where the density is steep
+_TO_NODES, _TO_GRID = (((1 + x) / 2).square() for x in (_AT_NODES, _AT_GRID))  # closer below, where it is steep
 _TO_PROBES = torch.linspace(0, 1, _PROBES, dtype=torch.float64)
 
 
@@ -79,9 +77,7 @@ def _others(loc: Tensor, own: Tensor, index: Tensor) -> Others:
     top = loc.topk(min(_TOP, loc.shape[-1]), dim=-1)
     own_top, least = own.gather(-1, top.indices), top.values[:, -1:]
     width = _WIDTH * own_top.amax(-1, keepdim=True)
-    bins = (
-        ((least - loc) / width).add_(1).clamp_(0, _BINS + 1).scatter_(-1, index, 0.0).long()
-    )  # 0 and the last: no bins
+    bins = ((least - loc) / width).add_(1).clamp_(0, _BINS + 1).scatter_(-1, index, 0.0).long()  # 0 and the last: none
     counts, places, powers = (
         torch.zeros(len(loc), _BINS + 2, dtype=loc.dtype, device=loc.device).scatter_add_(1, bins, column)[:, 1:-1]
         for column in (torch.ones_like(least).expand_as(loc), loc, own.square())

@@ -1,35 +1,26 @@
-"""The posterior of an individual g given evidence: its mode and its width, or draws of it, with what says whether to trust them
-(theory 3.12)."""
+"""The posterior of an individual g given evidence: its mode and its width (theory 3.12)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from causalqwen.individuals.evidence import Evidence
 
-NARROWEST = 1e-4
-"""The least spread that is looked for where none is given."""
-
-TOLERANCE = 1e-3
-"""Nats that a step must promise."""
-
+NARROWEST = 1e-4  # the least spread that is looked for where none is given
+TOLERANCE = 1e-3  # nats that a step must promise
 FARTHEST, HALVINGS = 7.9, 12
 """float64 cannot tell e1 from the cube's border any farther out; a step that does not gain is halved so often at most."""
 
 
 @dataclass
 class Posterior:
-    """Gaussian around the mode: g ~ N(mode, precision^-1); prior N(prior_mean, prior_precision^-1).
+    """Gaussian around the mode: g ~ N(mode, precision^-1). gained: log-likelihood at the mode less that at the prior's mean,
+    nats."""
 
-    gained: log-likelihood of the observations at the mode less that at the prior's mean, nats.
-    """
-
-    prior_mean: Tensor
     prior_precision: Tensor
     mode: Tensor
     precision: Tensor
@@ -67,9 +58,7 @@ def likeliest_population(
     h = sum C_p b_p/s^2, log evidence(s) = (sum b_p^T C_p b_p + h^T A^-1 h - log det(s^2 A) - sum log det(I + s^2 F_p)) / 2,
     maximized over s up to `widest`; mean = A^-1 h.
     """
-    told = [
-        (gradient.double(), information.double()) for gradient, information in zip(gradients, informations, strict=True)
-    ]
+    told = [(pull.double(), known.double()) for pull, known in zip(gradients, informations, strict=True)]
     size = len(gradients[0])
     identity = torch.eye(size, dtype=torch.float64, device=gradients[0].device)
 
@@ -104,11 +93,10 @@ def find_posterior(
     widest: float = 1.0,
     evaluations: int = 3,
 ) -> Posterior:
-    """Mode by Fisher scoring from the prior's mean, the information taken there; a step that does not gain is halved.
+    """Mode by Fisher scoring from the prior's mean [C], the information taken there; a step that does not gain is halved.
 
-    Args:
-        prior_mean: [C]; prior_precision: [C, C], a number for a multiple of I, or None for the likeliest spread up to `widest`.
-        evaluations: of the log-likelihood at most, beside those that halve a step; the last step is not looked at again.
+    prior_precision: [C, C], a number for a multiple of I, or None for the likeliest spread up to `widest`. evaluations: of the
+    log-likelihood at most, beside those that halve a step; the last step is not looked at again.
     """
 
     def evaluate(g: Tensor, curvature: bool) -> tuple[float, Tensor, Tensor | None]:
@@ -151,7 +139,7 @@ def find_posterior(
         pull = slope - prior @ (mode - prior_mean)
         step = torch.cholesky_solve(pull.unsqueeze(-1), factor).squeeze(-1)
         promised = 0.5 * (step @ pull).item()
-    return Posterior(prior_mean, prior, mode, precision, information, gained)
+    return Posterior(prior, mode, precision, information, gained)
 
 
 def positive_definite(matrix: Tensor) -> Tensor:
@@ -163,93 +151,3 @@ def positive_definite(matrix: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(matrix)
     least = len(matrix) * torch.finfo(matrix.dtype).eps * values[-1]
     return (vectors * values.clamp(min=4 * least)) @ vectors.mT
-
-
-_CHAINS, _WARMUP = 2, 50
-
-
-@dataclass(frozen=True)
-class Diagnostics:
-    """rhat: the largest split R-hat of a coordinate (1 where chains agree; above 1.05, draw more). effective: the smallest
-    effective number of draws of a coordinate."""
-
-    rhat: float
-    effective: float
-
-
-def sample_posterior(
-    evidence: Sequence[Evidence],
-    gaussian: Posterior,
-    *,
-    draws: int = 200,
-    seed: int = 0,
-) -> tuple[Tensor, Diagnostics]:
-    """Draws g float64 [2 draws, C], of two chains, of the posterior whose mode and width are those of `gaussian`.
-
-    Elliptical slice sampling on ellipses of the Gaussian that was found (Nishihara, Murray and Adams 2014): what decides is how
-    far the posterior differs from it, so that nearly every first proposal is taken where it hardly does.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    prior = gaussian.prior_precision
-    upper = torch.linalg.cholesky(gaussian.precision).mT
-
-    def away() -> Tensor:
-        normal = torch.randn(len(gaussian.mode), 1, generator=generator, dtype=torch.float64).to(upper.device)
-        return torch.linalg.solve_triangular(upper, normal, upper=True).squeeze(-1)
-
-    def ratio(x: Tensor) -> float:
-        """log posterior less the log of the Gaussian that was found, at mode + x."""
-        g = gaussian.mode + x
-        from_prior = g - gaussian.prior_mean
-        total = sum(part.evaluate(g)[0] for part in evidence if len(part))
-        return total - 0.5 * (from_prior @ prior @ from_prior).item() + 0.5 * (x @ gaussian.precision @ x).item()
-
-    kept = torch.empty(_CHAINS, draws, len(gaussian.mode), dtype=torch.float64)
-    for chain in range(_CHAINS):
-        x = away()
-        level = ratio(x)
-        for step in tqdm(range(_WARMUP + draws), desc=f"sampling, chain {chain + 1} of {_CHAINS}", leave=False):
-            x, level = _turn(x, level, away(), ratio, generator)
-            if step >= _WARMUP:
-                kept[chain, step - _WARMUP] = (gaussian.mode + x).cpu()
-    return kept.flatten(0, 1), Diagnostics(split_rhat(kept).max().item(), effective_draws(kept).min().item())
-
-
-def _turn(
-    x: Tensor, level: float, other: Tensor, ratio: Callable[[Tensor], float], generator: torch.Generator
-) -> tuple[Tensor, float]:
-    """One step on the ellipse through x and `other` (Murray, Adams and MacKay 2010)."""
-
-    def uniform() -> float:
-        return float(torch.rand((), generator=generator, dtype=torch.float64))
-
-    enough = level + math.log(max(uniform(), 1e-300))
-    angle = 2 * math.pi * uniform()
-    low, high = angle - 2 * math.pi, angle
-    while True:
-        at = x * math.cos(angle) + other * math.sin(angle)
-        reached = ratio(at)
-        if reached >= enough:
-            return at, reached
-        low, high = (angle, high) if angle < 0 else (low, angle)
-        angle = low + uniform() * (high - low)
-
-
-def split_rhat(chains: Tensor) -> Tensor:
-    """Split R-hat [C] of draws [chains, n, C] (Gelman et al., Bayesian Data Analysis, 3rd ed., 11.4)."""
-    half = chains.shape[1] // 2
-    parts = torch.cat([chains[:, :half], chains[:, half : 2 * half]])
-    within, between = parts.var(1).mean(0), parts.mean(1).var(0)
-    return ((within * (half - 1) / half + between) / within.clamp(min=1e-300)).sqrt()
-
-
-def effective_draws(chains: Tensor) -> Tensor:
-    """Effective number of draws [C]: all over 1 + 2 sum of autocorrelations, up to the first negative pair (Geyer 1992)."""
-    count, length = chains.shape[:2]
-    centred = chains - chains.mean(1, keepdim=True)
-    spectrum = torch.fft.rfft(centred, 2 * length, dim=1)
-    autocovariance = torch.fft.irfft(spectrum.abs().square(), 2 * length, dim=1)[:, :length].mean(0) / length
-    rho = autocovariance / autocovariance[0].clamp(min=1e-300)
-    pairs = rho[: length // 2 * 2].view(length // 2, 2, -1).sum(1)
-    positive = (pairs > 0).long().cumprod(0)
-    return count * length / (2 * (pairs * positive).sum(0) - 1).clamp(min=1 / (count * length))

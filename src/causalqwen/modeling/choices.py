@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from causalqwen.decoding import Individual
-from causalqwen.individuals import Branches, ChoiceEvidence
+from causalqwen.individuals.evidence import Branches, ChoiceEvidence
 from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.reading import EncodedText, encode_text
@@ -66,10 +66,8 @@ def predict_choice(
     """Which of the options follows each prompt, as `individual` would say it; nobody in particular by default.
 
     Options are what may be written behind the prompt, each to the end of its line. At every token where they part, a
-    softmax over loc_S of the tokens that they go on with says how likely each branch is (a decoder that may write nothing
-    but options). What is not known about somebody who was inferred is integrated out, over the draws of their posterior.
-
-    Raises ValueError for an empty prompt, fewer than two options or two that are alike.
+    softmax over loc_S of the tokens that they go on with says how likely each branch is. What is not known about somebody who
+    was inferred is integrated out. ValueError for an empty prompt, fewer than two options or two that are alike.
     """
     check_options(options)
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
@@ -77,13 +75,9 @@ def predict_choice(
         individual = Individual.nobody(model.config.causal_size)
     individual.check_size(model.config.causal_size)
     g = individual.likely(200) if individual.is_inferred else individual.normal.unsqueeze(0)
-    predictions = []
-    for prompt in prompts:
-        branches = read_options(model, prompt, options, individual.voice)
-        q = model.action.law.quantile_of_normal(g.to(model.device))
-        p = branches.log_probs(q).exp().mean(0)
-        predictions.append(ChoicePrediction(tuple(options), tuple(p.tolist())))
-    return predictions
+    q = model.action.law.quantile_of_normal(g.to(model.device))
+    read = [read_options(model, prompt, options, individual.voice) for prompt in prompts]
+    return [ChoicePrediction(tuple(options), tuple(one.log_probs(q).exp().mean(0).tolist())) for one in read]
 
 
 def choice_evidence(model: GraftedModel, choices: Sequence[Choice]) -> ChoiceEvidence:

@@ -10,25 +10,18 @@ from torch.nn import functional as F
 
 from causalqwen.decoding import Individual
 from causalqwen.distributions import upcast
-from causalqwen.individuals import TokenEvidence, read_factor
+from causalqwen.individuals.evidence import TokenEvidence, read_factor
 from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.prediction import NumberPrediction, predict_values
-from causalqwen.modeling.reading import EncodedText, encode_text, read_contexts, token_evidence, value_evidence
-from causalqwen.modeling.voice_likelihood import chunk_of
+from causalqwen.modeling.reading import CHUNK, EncodedText, encode_text, read_contexts, token_evidence, value_evidence
+from causalqwen.modeling.voice_likelihood import WINDOW
 from causalqwen.modeling.worlds import LEVEL
-
-MOST_TOKENS = 600
-"""Tokens of texts that are told one by one, at most."""
-
-_FAVOURED = 12
 
 
 @dataclass(frozen=True)
 class Said:
-    """A token of an observed text: what it says about the individual, log p(token | g) - log p(token | nobody), in nats.
-
-    gain: None where nothing comes before it. At a number: value, and its law for an individual who knows values, and nobody's.
-    """
+    """A token of an observed text. gain: what it says about the individual, log p(token | g) - log p(token | nobody), in nats;
+    None where nothing comes before it. At a number: value, and its law for an individual who knows values, and nobody's."""
 
     text: str
     gain: float | None
@@ -48,11 +41,11 @@ class Said:
 
 @torch.no_grad()
 def what_told(
-    model: GraftedModel, texts: Sequence[str], individual: Individual, shown: int = MOST_TOKENS
+    model: GraftedModel, texts: Sequence[str], individual: Individual, shown: int = 600
 ) -> tuple[list[list[Said]], tuple[TokenEvidence, TokenEvidence]]:
     """The first `shown` tokens of the texts, each with what it said; and the evidence of the words among them, as nobody says
     them and under the individual's voice."""
-    chunk = chunk_of(individual)
+    chunk = CHUNK if individual.voice is None else WINDOW  # as when they were inferred
     limit = min(chunk, model.config.context_length or chunk)
     read_texts: list[EncodedText] = []
     contexts = []
@@ -103,10 +96,8 @@ def what_told(
 
 
 def token_texts(model: GraftedModel, text: EncodedText) -> list[str]:
-    """What each token adds to the text, [L]; one that ends within a character adds nothing, the one that completes it all.
-
-    Of a `<NUM>` and the digits behind it, the first adds the number, the others nothing.
-    """
+    """What each token adds to the text, [L]; one that ends within a character adds nothing, the one that completes it all. Of a
+    `<NUM>` and the digits behind it, the first adds the number, the others nothing."""
     numbers = (text.ids == model.config.num_token_id) & text.digits.any()
     texts, told, owner = [""] * len(text.ids), "", 0
     for place in range(len(text.ids)):
@@ -130,10 +121,7 @@ class Favoured:
 
 @torch.no_grad()
 def favoured_tokens(
-    model: GraftedModel,
-    evidence: tuple[TokenEvidence, TokenEvidence],
-    individual: Individual,
-    count: int = _FAVOURED,
+    model: GraftedModel, evidence: tuple[TokenEvidence, TokenEvidence], individual: Individual, count: int = 12
 ) -> tuple[list[Favoured], list[Favoured]]:
     """The tokens whose probability an individual raises, and lowers, most, at a typical position of what was observed.
 
@@ -142,9 +130,8 @@ def favoured_tokens(
     """
     nobodys, spoken = evidence
     weight, mask = upcast(nobodys.weight), nobodys.mask
-    p = typical = _typical(nobodys)
-    if spoken is not nobodys:
-        typical = _typical(spoken)
+    p = _typical(nobodys)
+    typical = p if spoken is nobodys else _typical(spoken)
     q = read_factor(spoken.law, individual.normal.to(p.device))[0]
     added = weight.double() @ (spoken.reach.double().square().mean(0).sqrt() * q)
     own = typical * (added - added[mask].max()).exp()
@@ -202,9 +189,7 @@ def telling_plane(means: Tensor, covariance: Tensor) -> tuple[Tensor, float]:
 @dataclass(frozen=True)
 class Plane:
     """Individuals in the plane of `telling_plane`: points [n, 2], covariances [n, 2, 2] of what each may be, and its share.
-
-    known: whether any has a width, which is then the unit.
-    """
+    known: whether any has a width, which is then the unit."""
 
     points: Tensor
     covariances: Tensor

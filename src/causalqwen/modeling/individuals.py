@@ -9,31 +9,16 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from causalqwen.decoding import (
-    BoundDecoding,
-    CausalDecoding,
-    Individual,
-    Observed,
-    ObservedNoise,
-    ObservedNumber,
-    Population,
-    Voices,
-)
-from causalqwen.decoding.population import KEPT, seed_of
-from causalqwen.decoding.voices import check_voice
+from causalqwen.decoding.draws import BoundDecoding
+from causalqwen.decoding.individual import Individual, Observed
+from causalqwen.decoding.plan import CausalDecoding, ObservedNoise, ObservedNumber
+from causalqwen.decoding.population import KEPT, Population, seed_of
+from causalqwen.decoding.voices import Voices, check_voice
 from causalqwen.distributions import upcast
-from causalqwen.individuals import (
-    LIKELIHOODS,
-    ROUNDINGS,
-    Evidence,
-    ValueEvidence,
-    find_posterior,
-    likeliest_population,
-    line_posterior,
-    loading_sizes,
-    observed_normals,
-    sample_posterior,
-)
+from causalqwen.individuals.evidence import LIKELIHOODS, ValueEvidence
+from causalqwen.individuals.marginal import line_posterior, loading_sizes
+from causalqwen.individuals.observed_noise import ROUNDINGS, observed_normals
+from causalqwen.individuals.posterior import find_posterior, likeliest_population
 from causalqwen.modeling.backbones import reading
 from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.chain import POSITIONS_AT_ONCE, Chain
@@ -59,6 +44,7 @@ _SAME_VALUE = 1e-4
 """Relative, on the value axis: loc_Y differs by less between batches of other shapes, in float32."""
 
 _EXPLAINED = 64  # positions whose scores are held at once
+_ON_LINE = 201  # draws along a line, an odd number: the median is one of them
 
 
 @dataclass(frozen=True)
@@ -69,20 +55,14 @@ class Share:
     who: float
 
 
-# ---- abduction ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Abduction:
     """How somebody is inferred: the settings of `abduct`."""
 
-    prior: Any = None  # an individual; of voices, `abduct` asks another way
+    prior: Individual | None = None
     spread: float | None = None
     likelihood: str = "softmax"
     method: str = "auto"
-    evaluations: int = 3
-    draws: int = 200
-    seed: int = 0
 
     def checked(self, model: GraftedModel) -> "Abduction":
         """With the method that "auto" is for this model. ValueError for settings that do not go together."""
@@ -94,8 +74,8 @@ class Abduction:
         on_line = of_values and self.spread is None and (prior is None or prior.line is not None)
         if method == "auto":
             method = "quadrature" if on_line and model.action.value_law.alpha != 2 else "mode"
-        if method not in ("mode", "sample", "quadrature"):
-            raise ValueError(f"unknown method {method!r}; use 'auto', 'mode', 'sample' or 'quadrature'")
+        if method not in ("mode", "quadrature"):
+            raise ValueError(f"unknown method {method!r}; use 'auto', 'mode' or 'quadrature'")
         if method == "quadrature" and not on_line:
             raise ValueError(
                 "method 'quadrature' is for likelihood 'values' without a spread, and without a prior of another method"
@@ -129,9 +109,9 @@ class Abduction:
         if of_values and not len(values):
             raise ValueError("the observations hold no number, and likelihood 'values' hears nothing else")
         if self.method == "quadrature":
-            return _on_line(values, self.draws, name, prior)
+            return _on_line(values, name, prior)
         tokens = token_evidence(model, read[:0] if of_values else read, "softmax" if of_values else self.likelihood)
-        heard: list[Evidence] = [tokens, values, choice_evidence(model, [] if of_values else choices)]
+        chosen = choice_evidence(model, [] if of_values else choices)
         mean = torch.zeros(model.config.causal_size, dtype=torch.float64) if prior is None else prior.normal
         precision: Tensor | float | None = None if self.spread is None else self.spread**-2
         if prior is not None and prior.precision is not None:
@@ -139,18 +119,13 @@ class Abduction:
         elif of_values and self.spread is None:
             precision = 1.0
         widest = model.action.scales.widest
-        posterior = find_posterior(heard, mean.to(model.device), precision, widest=widest, evaluations=self.evaluations)
+        posterior = find_posterior([tokens, values, chosen], mean.to(model.device), precision, widest=widest)
         width = posterior.prior_precision.diagonal().mean().item() ** -0.5
         told = posterior.gained, posterior.directions, width
-        observed = Observed(len(tokens), len(values), *told, self.likelihood, self.method, choices=len(heard[2]))
-        made = None
-        if self.method == "sample":
-            made, trust = sample_posterior(heard, posterior, draws=self.draws, seed=self.seed)
-            observed = replace(observed, rhat=trust.rhat, effective=trust.effective)
-        before = () if prior is None else prior.evidence
-        label = name or ("" if prior is None else prior.name)
-        evidence, known = (*before, observed), posterior.precision.cpu()
-        return Individual.from_normal(posterior.mode, label, precision=known, evidence=evidence, draws=made)
+        observed = Observed(len(tokens), len(values), *told, self.likelihood, self.method, choices=len(chosen))
+        before, label = ((), name) if prior is None else (prior.evidence, name or prior.name)
+        known = {"precision": posterior.precision.cpu(), "evidence": (*before, observed)}
+        return Individual.from_normal(posterior.mode, label, **known)
 
 
 @torch.no_grad()
@@ -163,17 +138,13 @@ def abduct(
     likelihood: str = "softmax",
     method: str = "auto",
     name: str = "",
-    evaluations: int = 3,
-    draws: int = 200,
-    seed: int = 0,
 ) -> Individual:
     """The individual who wrote the observed texts: the posterior of e1.
 
     With g = Phi^-1(e1): log p(g | texts) = log p(texts | g) - |g|^2 / (2 spread^2), found by Fisher scoring on features
-    that are computed once (theory 3.12).
+    that are computed once (theory 3.12). Long texts are read `reading.CHUNK` tokens at a time.
 
     Args:
-        observations: texts, alone or behind prompts, and choices. Long texts are read `reading.CHUNK` tokens at a time.
         prior: somebody known already, to be known better: evidence adds up. Or `Voices` that were learned from many people
             (`training.learn_voices`): the individual is then heard in words at every depth of the backbone (theory 3.17),
             e1 is inferred given that; spread, likelihood and method are refused.
@@ -183,11 +154,9 @@ def abduct(
             count by their density under what is left to the noise. "values": the numbers alone, as rows of one
             individual do in training; e1 is uniform then unless a spread is given. Choices are words: they are heard by the
             softmax of their options, and not at all by "values".
-        method: "mode", the mode and width of the posterior; "sample", `draws` draws of it from each of two chains, with
-            their diagnostics (hundreds of evaluations of the likelihood); "quadrature", the exact posterior of
-            values on a line (theory 3.14), for "values" alone; "auto", the mode, or the quadrature where values alone
-            speak and their law is not Gaussian.
-        evaluations: of the likelihood at most, the first of them with its curvature.
+        method: "mode", the mode and width of the posterior; "quadrature", the exact posterior of values on a line
+            (theory 3.14), for "values" alone; "auto", the mode, or the quadrature where values alone speak and their
+            law is not Gaussian.
 
     Raises:
         ValueError: nothing observed; a prior of another model's size, or from words where values alone count; a spread
@@ -198,20 +167,17 @@ def abduct(
             raise ValueError(
                 "a voice is heard by a softmax of words, in one step: leave spread, likelihood and method out"
             )
-        return _by_voice(model, observations, prior, name, evaluations)
-    way = Abduction(prior, spread, likelihood, method, evaluations, draws, seed).checked(model)
+        return _by_voice(model, observations, prior, name)
+    way = Abduction(prior, spread, likelihood, method).checked(model)
     (heard,) = _hear(model, [observations])
     return way.infer(model, *heard, name)
 
 
-def _by_voice(
-    model: GraftedModel, observations: Observations, voices: Voices, name: str, evaluations: int
-) -> Individual:
+def _by_voice(model: GraftedModel, observations: Observations, voices: Voices, name: str) -> Individual:
     """Somebody heard at every depth, by the score of their words at the origin of `voices`; then e1, given their voice."""
     check_voice(voices.origin, *depths_of(model.backbone))
-    said = [observations] if isinstance(observations, str | Observation | Choice) else list(observations)
-    texts = [item for item in said if not isinstance(item, Choice)]
-    if len(texts) < len(said):
+    texts, choices = _texts_and_choices(observations)
+    if choices:
         raise ValueError("a voice is heard in words: leave choices out, or the voices")
     was_training = model.training
     model.eval()
@@ -228,10 +194,10 @@ def _by_voice(
             read = read_contexts(model, contexts, voice)
     finally:
         model.train(was_training)
-    who = Abduction(method="mode", evaluations=evaluations).infer(model, read, [], name)
+    who = Abduction(method="mode").infer(model, read, [], name)
     (by_e1,) = who.evidence
-    gained, directions = gained + by_e1.gained, voices.directions(tokens) + by_e1.directions
-    heard = replace(by_e1, method="voice", gained=gained, directions=directions)
+    directions = voices.directions(tokens) + by_e1.directions
+    heard = replace(by_e1, method="voice", gained=gained + by_e1.gained, directions=directions)
     return replace(who, voice=voice.cpu(), evidence=(heard,))
 
 
@@ -244,11 +210,9 @@ def abduct_people(
     prior: Individual | None = None,
     likelihood: str = "softmax",
 ) -> Population:
-    """Infer several people by their names, each as `abduct` does, as a population that can be asked (`survey`).
-
-    facts: what else is known of each person. A prompt that several people were asked is read once. Where somebody's words
-    are heard and numbers too, the numbers also tell by themselves (`Population.numbers`).
-    """
+    """Infer several people by their names, each as `abduct` does, as a population that can be asked (`survey`). facts: what
+    else is known of each. Where somebody's words are heard and numbers too, the numbers also tell by themselves
+    (`Population.numbers`)."""
     if isinstance(prior, Voices):
         raise ValueError(
             "a prior of several people is an individual: somebody with a voice is inferred alone, by `abduct`"
@@ -258,8 +222,7 @@ def abduct_people(
     if likelihood != "values" and model.reads_numbers:
         known = prior if prior is not None and prior.knows_values else None
         by_numbers = Abduction(known, likelihood="values").checked(model)
-    heard = zip(observations, _hear(model, observations.values()), strict=True)
-    people, numbers = {}, {}
+    heard, people, numbers = zip(observations, _hear(model, observations.values()), strict=True), {}, {}
 
     def kept(person: Individual) -> Individual:  # a width is C x C
         return replace(person, precision=None, line=None, draws=person.likely(KEPT, seed_of(0, person.name)))
@@ -275,9 +238,8 @@ def _hear(model: GraftedModel, people: Iterable[Observations]) -> list[tuple[Rea
     """What each of several people said, and the choices that each made. Contexts that they share are read once."""
     contexts, ends, choices = [], [0], []
     for said in people:
-        given = [said] if isinstance(said, str | Observation | Choice) else list(said)
-        choices.append([item for item in given if isinstance(item, Choice)])
-        texts = [item for item in given if not isinstance(item, Choice)]
+        texts, chosen = _texts_and_choices(said)
+        choices.append(chosen)
         contexts += contexts_of(model, texts)
         ends.append(len(contexts))
         if ends[-1] == ends[-2] and not choices[-1]:
@@ -288,6 +250,13 @@ def _hear(model: GraftedModel, people: Iterable[Observations]) -> list[tuple[Rea
     return list(zip(parts, choices, strict=True))
 
 
+def _texts_and_choices(said: Observations) -> tuple[list[str | Observation], list[Choice]]:
+    given = [said] if isinstance(said, str | Observation | Choice) else list(said)
+    return [item for item in given if not isinstance(item, Choice)], [
+        item for item in given if isinstance(item, Choice)
+    ]
+
+
 @torch.no_grad()
 def abduct_population(
     model: GraftedModel,
@@ -296,33 +265,27 @@ def abduct_population(
     likelihood: str = "softmax",
     name: str = "",
 ) -> Individual:
-    """What a person is like before they say anything: the law of e1, learned from the words of several people by their
-    names.
+    """What a person is like before they say anything: the law of e1, learned from the words of several people by their names.
 
     Its mean is what these people share, and its width is how much they differ (`likeliest_population`). As a prior of
-    `abduct` it stands for a new person of their kind; `draw(seed)` makes such a person up.
-
-    Raises ValueError for fewer than two people, or one who said no words.
+    `abduct` it stands for a new person of their kind; `draw(seed)` makes such a person up. ValueError for fewer than two
+    people, or one who said no words.
     """
     if len(observations) < 2:
         raise ValueError(f"a population is learned from two people or more, got {len(observations)}")
     nobody = torch.zeros(model.config.causal_size, dtype=torch.float64, device=model.device)
-    gradients: list[Tensor] = []
-    informations: list[Tensor] = []
+    told = []
     for who, said in tqdm(observations.items(), desc="hearing people", leave=False):
         words = token_evidence(model, read_contexts(model, contexts_of(model, said)), likelihood)
         if not len(words):
             raise ValueError(f"no words of {who} to learn from")
-        _, gradient, information = words.evaluate(nobody, True)
-        gradients.append(gradient)
-        informations.append(information)
-    widest = model.action.scales.widest
-    mean, spread = likeliest_population(gradients, informations, widest=widest)
+        told.append(words.evaluate(nobody, True)[1:])
+    mean, spread = likeliest_population(*zip(*told, strict=True), widest=model.action.scales.widest)
     precision = torch.eye(len(mean), dtype=torch.float64) * spread**-2
     return Individual.from_normal(mean, name or f"one like {len(observations)} people", precision=precision)
 
 
-def _on_line(values: ValueEvidence, draws: int, name: str, prior: Individual | None) -> Individual:
+def _on_line(values: ValueEvidence, name: str, prior: Individual | None) -> Individual:
     """The posterior of values alone under a law that is not Gaussian: draws along the line, the median its factor. What a
     prior heard on the line is heard again with them."""
     row, law = values.row.double(), values.law
@@ -333,20 +296,19 @@ def _on_line(values: ValueEvidence, draws: int, name: str, prior: Individual | N
     heard = told
     if prior is not None and prior.line is not None:
         heard, before = torch.cat([prior.line, told], dim=1), signs[0] * law.quantile(prior.factor[0])
-    count = draws + 1 - draws % 2  # odd: the median is one of them
-    places = line_posterior(law, heard[0], heard[1], heard[2], count)
-    now, was = (law.log_prob(told[0], told[1] * t, told[2]).sum().item() for t in (places[count // 2], before))
+    places = line_posterior(law, *heard, _ON_LINE)
+    now, was = (law.log_prob(told[0], told[1] * t, told[2]).sum().item() for t in (places[_ON_LINE // 2], before))
     # Q(e1_c) = sign(W_c) t: one side of it is exact, the other follows by symmetry
     along = torch.special.ndtri(law.cdf(-places.abs(), 0 * unit, unit)) * -places.sign()
     g = signs * along.unsqueeze(-1)
     evidence, label = ((), name) if prior is None else (prior.evidence, name or prior.name)
     observed = Observed(0, len(values), now - was, 1.0, 1.0, "values", "quadrature")
-    return Individual.from_normal(g[count // 2], label, evidence=(*evidence, observed), draws=g, line=heard)
+    return Individual.from_normal(g[_ON_LINE // 2], label, evidence=(*evidence, observed), draws=g, line=heard)
 
 
 @torch.no_grad()
 def shares(model: GraftedModel, observation: str | Observation) -> list[Share]:
-    """How much of the variation of each token's score, or value, is who speaks, and how much is noise.
+    """How much of the variation of each token's score, or value, is who speaks.
 
     At a token y: sum_c |W_yc scale_U,c|^a over scale_S,y^a, a the law's index, what the token's own noise adds included; at
     a number sum_c |W_reg,c scale_c|^a over that of U', as the value head reads them.
@@ -355,11 +317,8 @@ def shares(model: GraftedModel, observation: str | Observation) -> list[Share]:
     read = read_contexts(model, contexts_of(model, observation))
     parts = zip(Chain(model, read.features).parts(), read.targets.split(POSITIONS_AT_ONCE), strict=True)
     share = torch.cat([share_of_who(model, part, targets) for part, targets in parts])
-    texts = [
-        model.processor.decode([token], numeric_values=[value])
-        for token, value in zip(read.targets.tolist(), read.values.tolist(), strict=True)
-    ]
-    return [Share(text, share) for text, share in zip(texts, share.tolist(), strict=True)]
+    told = zip(read.targets.tolist(), read.values.tolist(), share.tolist(), strict=True)
+    return [Share(model.processor.decode([token], [value]), who) for token, value, who in told]
 
 
 def share_of_who(model: GraftedModel, chain: Chain, tokens: Tensor) -> Tensor:
@@ -378,9 +337,6 @@ def share_of_who(model: GraftedModel, chain: Chain, tokens: Tensor) -> Tensor:
     return share
 
 
-# ---- noise -------------------------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def abduct_noise(
     model: GraftedModel,
@@ -390,14 +346,11 @@ def abduct_noise(
     temperature: float = 1.0,
     seed: int = 0,
 ) -> ObservedNoise:
-    """Draw the own noise under which `individual` wrote the text, given the text.
+    """Draw the own noise under which `individual` wrote the text, given the text (`individuals.observed_noise`).
 
     The noise that all tokens share stays integrated out, and without an individual who speaks, too: both are part of each
-    token's own. temperature: of the plan that the noise will be given to. See `individuals.observed_noise`.
-
-    Raises:
-        ValueError: no prompt; temperature 0; a text beyond the context; a vocabulary whose scores have no own noise, or are
-            not Gaussian.
+    token's own. temperature: of the plan that the noise will be given to. ValueError for no prompt, temperature 0, a text
+    beyond the context, or a vocabulary whose scores have no own noise, or are not Gaussian.
     """
     model.config.require("a text under observed noise")
     if not temperature:
@@ -437,19 +390,15 @@ def abduct_noise(
         same = max(_SAME_VALUE, ROUNDINGS * torch.finfo(read.features.dtype).eps)
         slack[numbers] = same * (1 + values[numbers].abs() + loc_Y.abs())
     index = (after.cumsum(0) - 1).tolist()
-    known = {index[place]: number for place, number in _written_numbers(model, observation, text, first).items()}
+    said = written_numbers(model, observation.text, text.part(slice(first, None)))
+    known = {index[place]: number for place, number in said.items()}
     return ObservedNoise(
         seed, temperature, places, exceptions, normals, len(tokens), values, value_normals, slack, known
     )
 
 
-def _written_numbers(
-    model: GraftedModel, observation: Observation, text: EncodedText, first: int
-) -> dict[int, ObservedNumber]:
-    """The numbers of an observed text as they were written, by the index of their `<NUM>` in it; it begins at `first`."""
-    places = (text.ids[first:] == model.config.num_token_id).nonzero().squeeze(-1).tolist()
-    forms = model.processor(observation.text, add_special_tokens=False).number_texts[0] if places else []
-    return {
-        place: ObservedNumber(form.value, form, text.digits_of(first + place))
-        for place, form in zip(places, forms, strict=True)
-    }
+def written_numbers(model: GraftedModel, text: str, encoded: EncodedText) -> dict[int, ObservedNumber]:
+    """The numbers of a text as they were written, by the index of their `<NUM>` in it."""
+    places = (encoded.ids == model.config.num_token_id).nonzero().squeeze(-1).tolist()
+    forms = model.processor(text, add_special_tokens=False).number_texts[0] if places else []
+    return {at: ObservedNumber(form.value, form, encoded.digits_of(at)) for at, form in zip(places, forms, strict=True)}

@@ -17,14 +17,7 @@ from causalqwen.files import batches, finite
 from causalqwen.losses import quantile_crps
 from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.chain import Chain
-from causalqwen.numbers import (
-    CRPS_LEVELS,
-    PLAIN,
-    NumberStyle,
-    ValueLaw,
-    format_number,
-    last_place,
-)
+from causalqwen.numbers import CRPS_LEVELS, PLAIN, NumberStyle, ValueLaw, format_number, last_place
 from causalqwen.numbers.law import LEVELS, ends_of_interval, level_of_quantile
 from causalqwen.parts.copying import Candidates
 
@@ -61,14 +54,13 @@ class NumberPrediction:
 
     @property
     def announced(self) -> bool:
-        """Whether the model expects a number here: P_NUM >= `ANNOUNCED`, or no P_NUM. Elsewhere the distribution is what a
-        number would have if one came, and nothing that was learned."""
+        """Whether a number is expected here: P_NUM >= `ANNOUNCED`, or no P_NUM. Elsewhere the law was not learned."""
         return self.num_prob is None or self.num_prob >= ANNOUNCED
 
     @property
     def median(self) -> float:
-        """t^-1(loc), exact."""
-        return self.law.quantile(*self._parameters(), 0.5).item()
+        """t^-1(loc), exact; of a mixture its quantile at 1/2."""
+        return self.quantile(0.5)
 
     def quantile(self, p: float, *, raw: bool = False) -> float:
         """Quantile at p in (0, 1), recalibrated where the model was trained with validation rows; `raw`: the law's own."""
@@ -84,14 +76,11 @@ class NumberPrediction:
         return self._cdf(torch.tensor(value, dtype=torch.float64)).item()
 
     def _cdf(self, values: Tensor) -> Tensor:
-        """P(Y <= y) [...] of values y, float64 [...]."""
         return self.law.cdf(*self._parameters(), values)
 
     def probabilities(self) -> dict[float, float]:
-        """P(Y = v) of every possible value v under the model's own law, where there are finitely many; they sum to 1.
-
-        ValueError where values are not known to lie on a bounded grid (`TrainSettings.support`).
-        """
+        """P(Y = v) of every possible value v under the model's own law; they sum to 1. ValueError where values are not known
+        to lie on a bounded grid (`TrainSettings.support`)."""
         values = self.law.transform.support.values()
         if values is None:
             raise ValueError(
@@ -103,7 +92,14 @@ class NumberPrediction:
 
     def log_prob(self, value: float) -> float:
         """Log density at `value`, per unit, under the model's own law; log P(Y = value) where that is not 0."""
-        return self.law.log_prob(*self._parameters(), _observed(value)).item()
+        return self._log_prob(_observed(value)).item()
+
+    def _log_prob(self, values: Tensor) -> Tensor:
+        return self.law.log_prob(*self._parameters(), values)
+
+    def _drawn_density(self, values: Tensor) -> Tensor:
+        """Per unit, as a curve shows it."""
+        return self._log_prob(values).exp()
 
     def crps(self, value: float) -> float:
         """CRPS at `value`, in units, lower is better: see `ValueLaw.crps`."""
@@ -128,19 +124,12 @@ class NumberPrediction:
         if support.step is not None:
             inside |= (places == low) | (places == high)
         density = torch.zeros_like(places)
-        density[inside] = self._log_density(places[inside]).exp()
+        density[inside] = self._drawn_density(places[inside])
         return list(zip(places.tolist(), density.tolist(), self._cdf(places).tolist(), strict=True))
 
-    def _log_density(self, values: Tensor) -> Tensor:
-        """The log density that a curve shows at values, float64 [n]."""
-        return self.law.log_prob(*self._parameters(), values)
-
     def format(self, level: float | None = None, style: NumberStyle = PLAIN) -> str:
-        """The median as text, with its interval where a level in (0, 1) is asked for: `351 K (90%: 338-364)`.
-
-        As many digits as the interval (of 90% by default) supports, and unit and separators of a style: see
-        `NumberStyle.of`, which reads them from the data.
-        """
+        """The median as text, with its interval where a level in (0, 1) is asked for: `351 K (90%: 338-364)`; as many digits as
+        the interval (of 90% by default) supports, with the unit and the separators of a style."""
         low, high = self.interval(0.9 if level is None else level)
         place = last_place(self.median, high - low)
         median, low_text, high_text = (format_number(value, style, place) for value in (self.median, low, high))
@@ -184,23 +173,16 @@ def mixed_quantiles(stable: StableFamily, locs: Tensor, scale: Tensor, p: Tensor
 class MixedNumberPrediction(NumberPrediction):
     """A number's distribution where several individuals are equally likely: t(Y) ~ mean over m of S(locs_m, scale).
 
-    locs: float64 [m], on the axis of the transform; loc is their median. Never recalibrated: levels were fitted for nobody
-    in particular.
+    locs: float64 [m]; loc is their median. Never recalibrated: levels were fitted for nobody in particular.
     """
 
     locs: Tensor
 
     def _quantiles(self, p: Tensor) -> Tensor:
-        """On the axis; p [...]."""
         return mixed_quantiles(self.law.stable, self.locs, torch.tensor(self.scale, dtype=torch.float64), p)
 
-    @property
-    def median(self) -> float:
-        return self.quantile(0.5)
-
     def quantile(self, p: float, *, raw: bool = False) -> float:
-        axis = self._quantiles(level_of_quantile(p))
-        return self.law.transform.inverse(axis).item()
+        return self.law.transform.inverse(self._quantiles(level_of_quantile(p))).item()
 
     def interval(self, level: float = 0.9, *, raw: bool = False) -> tuple[float, float]:
         low, high = ends_of_interval(level)
@@ -209,10 +191,7 @@ class MixedNumberPrediction(NumberPrediction):
     def _cdf(self, values: Tensor) -> Tensor:
         return self.law.cdf(self.locs, self._parameters()[1], values.unsqueeze(-1)).mean(-1)
 
-    def log_prob(self, value: float) -> float:
-        return self._log_density(_observed(value)).item()
-
-    def _log_density(self, values: Tensor) -> Tensor:
+    def _log_prob(self, values: Tensor) -> Tensor:
         of_each = self.law.log_prob(self.locs, self._parameters()[1], values.unsqueeze(-1))
         return of_each.logsumexp(-1) - math.log(len(self.locs))
 
@@ -226,30 +205,25 @@ class MixedNumberPrediction(NumberPrediction):
 class CopiedNumberPrediction(NumberPrediction):
     """A number's distribution where it may be one that stands in the context: F(y) = sum_j pi_j 1[y >= v_j] + pi_0 F_0(y).
 
-    loc, scale: of F_0, on the axis of the transform. law: F_0 and the candidates (float64 [m]) with their weights; quantiles
-    are exact, and the log density at a candidate is the log of its probability.
+    loc, scale: of F_0. law: F_0 and the candidates (float64 [m]) with their weights. At one of them the log density is the log
+    of its probability.
     """
 
     law: Any
 
-    @property
-    def median(self) -> float:
-        return self.quantile(0.5)
-
     def probabilities(self) -> dict[float, float]:
         """Probabilities of a new number, times pi_0, and of the numbers of the context, wherever they lie."""
-        of_new: Any = self.law.of_new
-        new = NumberPrediction(self.loc, self.scale, self.num_prob, of_new).probabilities()
+        new = NumberPrediction(self.loc, self.scale, self.num_prob, self.law.of_new).probabilities()
         each = {value: p * self.law.weights()[0].item() for value, p in new.items()}
         for value, p in self.candidates:
             same = next((known for known in each if math.isclose(known, value, rel_tol=1e-9)), value)
             each[same] = each.get(same, 0.0) + p
         return dict(sorted(each.items()))
 
-    def _log_density(self, values: Tensor) -> Tensor:
-        """The log density of a new number alone, times pi_0: a copy has a probability, and no density."""
+    def _drawn_density(self, values: Tensor) -> Tensor:
+        """Of a new number alone, times pi_0: a copy has a probability, and no density."""
         of_new: Tensor = self.law.of_new.log_prob(*self._parameters(), values)
-        return self.law.log_weights[0] + of_new
+        return (self.law.log_weights[0] + of_new).exp()
 
     @property
     def candidates(self) -> list[tuple[float, float]]:
@@ -270,23 +244,25 @@ def _observed(value: float) -> Tensor:
 
 
 DESCRIBED = ("median", "intervals", "num_prob", "announced", "crps", "log_prob")
-"""What `describe` says."""
 
 
 def describe(
     prediction: NumberPrediction, value: float | None, *, raw: bool = False, levels: Sequence[float] = LEVELS
 ) -> dict[str, Any]:
-    """One prediction as plain data: median, intervals by level, num_prob and `announced` where there is one; crps and log_prob
-    where the value is known."""
-    described: dict[str, Any] = {
-        "median": prediction.median,
-        "intervals": {str(level): list(prediction.interval(level, raw=raw)) for level in levels},
-    }
+    """One prediction as plain data, `DESCRIBED`: num_prob and `announced` where there is one, crps and log_prob where the value
+    is known."""
+    intervals = [list(prediction.interval(level, raw=raw)) for level in levels]
+    scores = {} if value is None else {"crps": prediction.crps(value), "log_prob": prediction.log_prob(value)}
+    return _described(prediction, prediction.median, intervals, levels) | scores
+
+
+def _described(
+    prediction: NumberPrediction, median: float, intervals: Sequence[list[float]], levels: Sequence[float]
+) -> dict[str, Any]:
+    told = {"median": median, "intervals": dict(zip(map(str, levels), intervals, strict=True))}
     if prediction.num_prob is not None:
-        described |= {"num_prob": prediction.num_prob, "announced": prediction.announced}
-    if value is not None:
-        described |= {"crps": prediction.crps(value), "log_prob": prediction.log_prob(value)}
-    return described
+        told |= {"num_prob": prediction.num_prob, "announced": prediction.announced}
+    return told
 
 
 def describe_all(
@@ -311,9 +287,7 @@ def describe_all(
         loc, scale = torch.tensor(parameters, dtype=torch.float64).unbind(-1)
         ends = [torch.stack(law.interval(loc, scale, level, raw=raw), -1).tolist() for level in levels]
         for row, median, *of_levels in zip(rows, law.quantile(loc, scale, 0.5).tolist(), *ends, strict=True):
-            entries[row] = {"median": median, "intervals": dict(zip(map(str, levels), of_levels, strict=True))}
-            if predictions[row].num_prob is not None:
-                entries[row] |= {"num_prob": predictions[row].num_prob, "announced": predictions[row].announced}
+            entries[row] = _described(predictions[row], median, of_levels, levels)
         known = [place for place, row in enumerate(rows) if values[row] is not None]
         observed = torch.stack([_observed(values[rows[place]]) for place in known]) if known else loc[:0]
         scored = (loc[known], scale[known], observed)
@@ -348,7 +322,6 @@ class Scored:
         return {"values": count, "median_error": statistics.median(self.errors), "coverage": self.inside / count}
 
     def __str__(self) -> str:
-        """One sentence; empty where no value was known."""
         return how_well(*self.plain.values()) if self.errors else ""
 
 
@@ -366,10 +339,8 @@ def prediction_to_dict(
     points: int | None = None,
     beside: float | None = None,
 ) -> dict[str, Any]:
-    """A law as plain data, None for what is infinite.
-
-    value: the true one, which it is scored on. points: of its curve, None for none. beside: another value that is drawn.
-    """
+    """A law as plain data, None for what is infinite. value: the true one. points: of its curve. beside: a value that the curve
+    reaches too."""
     entry = describe(prediction, value, levels=levels)
     if value is not None:
         entry["pit"] = prediction.cdf(value)
@@ -388,23 +359,18 @@ def predict_number(
     individual: Individual | None = None,
     classes: str | Sequence[str | None] | None = None,
 ) -> list[NumberPrediction]:
-    """What number follows each prompt, as a distribution.
+    """What number follows each prompt, as a distribution; a `CopiedNumberPrediction` where the model copies and the prompt
+    holds numbers. A graft that has learned no numbers warns, once.
 
     Args:
         prompts: texts that end where the number would start ("The boiling point of water is"); a trailing space is
             dropped, because `<NUM>` brings its own.
-        batch_size: prompts per forward pass.
         individual: whom the number is about; nobody in particular by default. Whatever is not known about somebody who was
             inferred is integrated out. Somebody who was inferred from words counts as nobody in particular, because
             training never learned how numbers follow from words; `abduct(likelihood="values")` infers people from numbers.
-        classes: the class of each number, or one for all. Intervals are then recalibrated for that class and, where classes
-            have axes of their own, the number is read on that class's axis. None for `number_class`, and where that is None
-            too, for the model's own recalibration. Numbers about an individual are never recalibrated, and are of
-            `number_class`.
-
-    Returns:
-        one `NumberPrediction` per prompt, in their order; a `CopiedNumberPrediction` where the model copies and the prompt
-        holds numbers. A graft that has learned no numbers warns, once.
+        classes: the class of each number, or one for all, by which intervals are recalibrated and, where classes have axes
+            of their own, the number is read. None for `number_class`, and where that is None too, for the model's own
+            recalibration. Numbers about an individual are never recalibrated, and are of `number_class`.
 
     Raises:
         ValueError: an empty prompt, or one longer than the context, by its index; an individual whose numbers are a
@@ -422,18 +388,14 @@ def predict_number(
         raise ValueError(f"expected one class per prompt, got {len(names)} for {len(prompts)}")
     for name in dict.fromkeys(names):
         model.value_axes.check(name)  # an unknown class stops it here
-    processor, lengths = model.processor, _lengths(model, prompts)
-    order = sorted(range(len(prompts)), key=lambda row: lengths[row])
+    lengths = _lengths(model, prompts)
     predictions: list[NumberPrediction | None] = [None] * len(prompts)
+    padded = {"prompt": True, "padding": True, "padding_side": "left", "return_tensors": "pt"}
     was_training = model.training
     model.eval()
     with model.frozen_vocabulary():
-        for start in range(0, len(order), batch_size):
-            rows = order[start : start + batch_size]
-            batch = processor(
-                [prompts[row] for row in rows], prompt=True, padding=True, padding_side="left", return_tensors="pt"
-            )
-            inputs = dict(batch.to(model.device))
+        for rows in batches(sorted(range(len(prompts)), key=lengths.__getitem__), batch_size):
+            inputs = dict(model.processor([prompts[row] for row in rows], **padded).to(model.device))
             position_ids = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
             features = model.features(**inputs, position_ids=position_ids).last_hidden_state
             offered = model.candidates(features, **inputs)
@@ -466,13 +428,10 @@ def predict_values(
     candidates: Candidates | None = None,
     classes: Sequence[str | None] | None = None,
 ) -> list[NumberPrediction]:
-    """The number that `individual` says after each of the features [n, H], as `predict_number` does after prompts.
-
-    candidates: the numbers that each may be a copy of; None for none. classes: one per row; None for none.
-    """
+    """The number that `individual` says after each of the features [n, H], as `predict_number` does after prompts. candidates:
+    the numbers that each may be a copy of. classes: one per row."""
     chain = Chain(model, features)
     (loc, scale), prob = (column.tolist() for column in chain.value()), chain.number.log_p()[0].exp().tolist()
-    plain: list[NumberPrediction]
     if individual is not None and individual.knows_values:
         check_speaker(model.config, individual)
         plain = _of_individual(chain, individual, prob, model.value_law)
@@ -487,31 +446,23 @@ def predict_values(
 
 
 def or_copied(of_new: Sequence[NumberPrediction], copies: Any) -> list[NumberPrediction]:
-    """Predictions of new numbers, and of copies where a row is offered some. copies: the law of all rows, of which the law of a
-    new number is not read."""
-    predictions = []
-    for row, prediction in enumerate(of_new):
-        law = copies.of_row(row, prediction.law)
-        predictions.append(
-            prediction
-            if law is prediction.law
-            else CopiedNumberPrediction(prediction.loc, prediction.scale, prediction.num_prob, law)
-        )
-    return predictions
+    """Predictions of new numbers, and of copies where a row is offered some. copies: the law of all rows, without that of a new
+    number."""
+    laws = [copies.of_row(row, prediction.law) for row, prediction in enumerate(of_new)]
+    return [
+        new if law is new.law else CopiedNumberPrediction(new.loc, new.scale, new.num_prob, law)
+        for new, law in zip(of_new, laws, strict=True)
+    ]
 
 
 def check_speaker(config: Any, individual: Individual | None) -> None:
     """ValueError for somebody whose numbers have a mixture for a law, where the model mixes copies with a single one."""
-    if (
-        individual is not None
-        and individual.knows_values
-        and _is_mixed(individual, get_value_family(config.value_family))
-    ):
+    law = get_value_family(config.value_family)
+    if individual is not None and individual.knows_values and _is_mixed(individual, law):
         config.require("the number of somebody known by draws")
 
 
 def _is_mixed(individual: Individual, law: StableFamily) -> bool:
-    """Whether a number of theirs has a mixture of laws; else one law."""
     return individual.draws is not None or (individual.precision is not None and law.alpha != 2)
 
 
@@ -527,8 +478,7 @@ def _of_individual(chain: Chain, individual: Individual, prob: list[float], law:
             upper = torch.linalg.cholesky(individual.precision)
             open_ = torch.linalg.solve_triangular(upper, loadings.T, upper=False).square().sum(0)
             spread = (left.square() + open_).sqrt()
-        pairs = zip(loc.tolist(), spread.tolist(), prob, strict=True)
-        return [NumberPrediction(*pair, law) for pair in pairs]
+        return [NumberPrediction(*one, law) for one in zip(loc.tolist(), spread.tolist(), prob, strict=True)]
     known = law.stable.quantile(torch.special.ndtr(individual.likely(_MIXED)))
     locs = centre.unsqueeze(-1) + loadings @ known.T
     return [

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from causalqwen.distributions import upcast
-from causalqwen.individuals import TokenEvidence, ValueEvidence
+from causalqwen.individuals.evidence import TokenEvidence, ValueEvidence
 from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.encoded import read_as_prompt

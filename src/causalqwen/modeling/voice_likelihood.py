@@ -7,24 +7,17 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from causalqwen.decoding import Individual
 from causalqwen.distributions import upcast
 from causalqwen.losses import NO_TARGET
 from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.chain import Chain
-from causalqwen.modeling.reading import CHUNK, EncodedText, Observation, contexts_of, encode_text
+from causalqwen.modeling.reading import EncodedText, Observation, contexts_of, encode_text
 
-WINDOW = 256
-"""Tokens of a text that a voice is heard by at a time, behind their prompt."""
+WINDOW = 256  # tokens of a text that a voice is heard by at a time, behind their prompt
 _AT_ONCE = 4
 
 Context = tuple[EncodedText, int]
 """A text that is read at once, and its first token that speaks for somebody."""
-
-
-def chunk_of(individual: Individual) -> int:
-    """Tokens of a text that are read at a time where somebody is heard again, as they were when they were inferred."""
-    return CHUNK if individual.voice is None else WINDOW
 
 
 def windows_of(model: GraftedModel, said: Iterable[str | Observation]) -> list[list[Context]]:

@@ -1,12 +1,10 @@
 """Worlds of a grafted model: intervention and prediction with an individual who lasts (theory 3.13).
 
 DiscoSCM's and DoWhy's words: `interventional_samples` let an individual meet fresh noise in a world that was set up;
-`counterfactual_samples` ask what the individual behind an observed text would have said in another one. What changed from
-world to world is told in words, and in values with their intervals.
+`counterfactual_samples` ask what the individual behind an observed text would have said in another one.
 """
 
 import difflib
-import itertools
 import logging
 import math
 import re
@@ -22,8 +20,8 @@ from transformers import LogitsProcessorList
 from causalqwen.checking import Finite, Whole, check_fields
 from causalqwen.decoding import CausalDecoding, Individual, ObservedNoise, ObservedNumber
 from causalqwen.modeling.base import GraftedModel
-from causalqwen.modeling.encoded import NumberText
-from causalqwen.modeling.individuals import abduct, abduct_noise
+from causalqwen.modeling.encoded import NumberText, read_as_prompt
+from causalqwen.modeling.individuals import abduct, abduct_noise, written_numbers
 from causalqwen.modeling.logits_processors import ForcedToken, ForceTokens
 from causalqwen.modeling.prediction import NumberPrediction, predict_values
 from causalqwen.modeling.reading import Observation, encode_text
@@ -39,8 +37,8 @@ class Intervention:
     prompt: the text before, or a function of the observed one; None leaves it. tokens: texts forced behind so many tokens of
     the answer, `{5: " but"}`, or as soon as no number is cut in two; they stand as they are set, even where they change how a
     number before them is read. values: numbers forced there instead of what would come, `{5: 100.0}`, before a text at the same
-    place, or as soon as they are read as their values. model: another checkpoint
-    that speaks there, of the same tokenizer and causal size; None for the one that is asked.
+    place, or as soon as they are read as their values. model: another checkpoint that speaks there, of the same tokenizer and
+    causal size; None for the one that is asked.
     """
 
     prompt: str | Callable[[str], str] | None = None
@@ -63,11 +61,8 @@ class Intervention:
 
 @dataclass(frozen=True)
 class World:
-    """A text in a world: its prompt, what was said there, its tokens int64 [n], values float64 [n] (0 off `<NUM>`).
-
-    forced: indices of the tokens that the intervention set, as far as the text came. digits: of those that write the values,
-    behind their `<NUM>`.
-    """
+    """What was said in a world: text, tokens int64 [n], values float64 [n] (0 off `<NUM>`). forced: indices of the tokens that
+    the intervention set, as far as the text came. digits: of those that write the values, behind their `<NUM>`."""
 
     prompt: str
     text: str
@@ -88,12 +83,10 @@ def interventional_samples(
     temperature: float = 1.0,
     streamer: Any = None,
 ) -> list[list[World]]:
-    """What `individual` (a new one per sample by default) writes behind each prompt, with fresh noise each time.
+    """What `individual` (a new one per sample by default) writes behind each prompt, with fresh noise each time: `num_samples`
+    worlds per prompt, of which sample j uses seed + j.
 
-    temperature: of the plan (`CausalDecoding`).
-    streamer: of transformers; it sees each token of each text as it comes.
-
-    Returns: `num_samples` worlds per prompt; sample j uses seed + j.
+    temperature: of the plan (`CausalDecoding`). streamer: of transformers; it sees each token of each text as it comes.
     """
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     who = "sequence" if individual is None else individual
@@ -115,7 +108,7 @@ def counterfactual_samples(
     temperature: float = 1.0,
     streamer: Any = None,
 ) -> list[list[World]]:
-    """What the individual behind an observed text would have written in other worlds.
+    """What the individual behind an observed text would have written in other worlds: `num_samples` worlds per intervention.
 
     Args:
         interventions: the worlds; `Intervention()` is the one that was.
@@ -123,12 +116,9 @@ def counterfactual_samples(
             explains the text stays too, so that the world that was gives the observed text back, exactly
             in float32.
         individual: who wrote the text; None to infer them from it.
-        num_samples: worlds per intervention; sample j draws its noise (given what was said) with seed + j.
         max_new_tokens: as many as the observed text has, by default.
-        temperature: of the plan (`CausalDecoding`).
-        streamer: as of `interventional_samples`.
-
-    Returns: `num_samples` worlds per intervention.
+        seed: sample j draws its noise (given what was said) with seed + j.
+        temperature, streamer: as of `interventional_samples`.
 
     Raises:
         ValueError: an unknown noise; a speaker or an individual that does not fit; a place of an intervention that lies
@@ -178,12 +168,9 @@ def _check_speaker(model: GraftedModel, other: GraftedModel) -> None:
 
 @torch.no_grad()
 def value_predictions(model: GraftedModel, world: World, individual: Individual) -> dict[int, NumberPrediction]:
-    """The law of each value of a world, but of those that were forced, by the index of its token.
-
-    It is the law of what `individual` says at that place under fresh noise, with everything that is not known about them
-    integrated out: `predict_number(..., individual=)` behind the world's prompt and the text before the value. Of somebody
-    with a voice it is read under the voice, as the text was.
-    """
+    """The law of each value of a world, but of those that were forced, by the index of its token: of what `individual` says
+    there under fresh noise, as `predict_number(..., individual=)` tells it. Of somebody with a voice it is read under the
+    voice, as the text was."""
     numbers = (world.tokens == model.config.num_token_id).nonzero().squeeze(-1).tolist()
     places = [place for place in numbers if place not in world.forced]
     if not places:
@@ -208,7 +195,7 @@ def continue_prompt(
     streamer: Any = None,
 ) -> list[World]:
     """Texts behind a prompt in a world."""
-    ids, values, _ = encode_text(model, prompt, prompt=True)
+    ids, values, _ = encoded = encode_text(model, prompt, prompt=True)
     if len(ids) == 0:
         raise ValueError("the prompt is empty: give at least one token")
     start, number = len(ids), model.config.num_token_id
@@ -217,23 +204,14 @@ def continue_prompt(
     queue = [ForcedToken(place, number, value) for place, value in world.values.items()]
     for place, said in world.tokens.items():
         text = encode_text(model, said)
-        forms = iter(model.processor(said, add_special_tokens=False).number_texts[0])
-        queue += [
-            ForcedToken(
-                place,
-                int(text.ids[at]),
-                float(text.values[at]) if text.ids[at] == number else None,
-                ObservedNumber(float(text.values[at]), next(forms), text.digits_of(at))
-                if text.ids[at] == number
-                else None,
-            )
-            for at in (~text.digits).nonzero().squeeze(-1).tolist()
-        ]
+        written = written_numbers(model, said, text)
+        for at in (~text.digits).nonzero().squeeze(-1).tolist():
+            form = written.get(at)
+            queue.append(ForcedToken(place, int(text.ids[at]), None if form is None else form.value, form))
     forced = ForceTokens(sorted(queue, key=lambda token: token.after))
-    if not model.config.context.writes and number in ids:
-        of_prompt = model.processor(prompt, prompt=True, add_special_tokens=False).number_texts[0]
-        for row, (place, form) in itertools.product(range(num_samples), enumerate(of_prompt)):
-            forced.said[row, int((ids == number).nonzero()[place])] = ObservedNumber(form.value, form, [])
+    if not model.config.context.writes:
+        of_prompt = written_numbers(model, read_as_prompt(prompt), encoded)
+        forced.said |= {(row, place): form for row in range(num_samples) for place, form in of_prompt.items()}
     made = model.generate(
         ids[None].to(model.device),
         numeric_values=values[None].to(model.device),
@@ -247,51 +225,46 @@ def continue_prompt(
     )
     rows = zip(made.sequences.cpu(), made.numeric_values.cpu(), strict=True)
     known = plan.own.numbers if isinstance(plan.own, ObservedNoise) else {}
-    return [_world(model, prompt, of_row, start, (forced, row), known) for row, of_row in enumerate(rows)]
+    return [_world(model, prompt, start, forced, known, row, *of_row) for row, of_row in enumerate(rows)]
 
 
 def _world(
     model: GraftedModel,
     prompt: str,
-    sequence: tuple[Tensor, Tensor],
     start: int,
-    of_row: tuple[ForceTokens, int],
+    forced: ForceTokens,
     said_before: dict[int, ObservedNumber],
+    row: int,
+    ids: Tensor,
+    values: Tensor,
 ) -> World:
-    """The world of a sequence (tokens and values) whose first `start` tokens are the prompt; it ends before an end of text.
-
-    of_row: what was forced, and which of its rows this is.
-    """
-    (ids, values), (forced, row) = sequence, of_row
+    """The world of a row of tokens and values whose first `start` are the prompt; it ends before an end of text."""
     end = model.generation_config.eos_token_id
     ends = torch.tensor([end] if isinstance(end, int) else (end or []))
     last = torch.isin(ids[start:], ends).nonzero()
     if len(last):
         ids, values = ids[: start + int(last[0])], values[: start + int(last[0])]
         if left := forced.left(row):
-            logger.warning(
-                f"a text ends after {int(last[0])} tokens: what was to be set at {left[0].after} is not in it"
-            )
+            told = f"a text ends after {int(last[0])} tokens: what was to be set at {left[0].after} is not in it"
+            logger.warning(told)
     else:
         listed, of_listed = ids.tolist(), values.tolist()
         forced.finish(row, listed, of_listed)
         ids, values = torch.tensor(listed), torch.tensor(of_listed, dtype=torch.float64)
     is_number = ids == model.config.num_token_id
-    places = is_number[start:].nonzero().squeeze(-1).tolist()
     # As they were written, where the same is said: a number that is not seen takes no place in the noise.
     forms = []
     for place in is_number.nonzero().squeeze(-1).tolist():
         index = place - start - int(is_number[start:place].sum()) * model.config.context.hides if place >= start else -1
         known = forced.said.get((row, place)) or said_before.get(index)
         forms.append(NumberText.of("", math.nan) if known is None else NumberText.of(known.text, known.value))
-    if forms:
-        forms = model.processor.ends.fitting(ids.tolist(), values.tolist(), forms)
+    forms = model.processor.ends.fitting(ids.tolist(), values.tolist(), forms)
     said = model.processor.decode(ids, values, forms)
     before = model.processor.decode(ids[:start], values[:start], forms)
     digits: list[int] = []
     kept = [place for place in forced.places[row] if place < len(ids) - start]
     if forced.writer is not None:
-        for place in places:
+        for place in is_number[start:].nonzero().squeeze(-1).tolist():
             whole = forced.writer.tokens_of(row, ids[: start + place].tolist(), values[start + place].item())
             written = range(place + 1, place + 1 + len(whole))
             digits += written
@@ -349,22 +322,17 @@ def world_numbers(model: GraftedModel, world: World, individual: Individual) -> 
         return len(model.processor.decode(ids[:count], numeric_values=values[:count]))
 
     numbers, origin = [], characters(first)
-    for place in range(first, len(ids)):
-        if ids[place] != model.config.num_token_id:
-            continue
+    for place in (world.tokens == model.config.num_token_id).nonzero().squeeze(-1).tolist():
         end = place + 1
-        while end - first in world.digits:
+        while end in world.digits:
             end += 1
-        span = (characters(place) - origin, characters(end) - origin)
-        numbers.append(WorldNumber(values[place].item(), *span, predictions.get(place - first)))
+        span = (characters(first + place) - origin, characters(first + end) - origin)
+        numbers.append(WorldNumber(world.values[place].item(), *span, predictions.get(place)))
     return numbers
 
 
 def word_changes(before: str, after: str) -> list[tuple[str, str]]:
-    """`after` aligned with `before`, word by word: ("same" | "gone" | "new", text) pieces in their order.
-
-    The pieces that are not gone make up `after`, those that are not new make up `before`.
-    """
+    """`after` aligned with `before`, word by word: ("same" | "gone" | "new", text) pieces in their order."""
     old, new = (re.findall(r"\s*\S+|\s+$", text) for text in (before, after))
     pieces: list[tuple[str, str]] = []
     for kind, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():

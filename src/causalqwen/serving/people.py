@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, model_validator
 
 from causalqwen.decoding import Individual, mix
-from causalqwen.individuals import LIKELIHOODS
+from causalqwen.individuals.evidence import LIKELIHOODS
 from causalqwen.modeling import CausalQwenForCausalLM, Choice, Observation
 from causalqwen.modeling.explain_individual import Favoured, favoured_tokens, lie_among, what_told
 from causalqwen.modeling.reading import encode_text
