@@ -195,12 +195,12 @@ def test_bad_files_are_named(tmp_path):
 def test_bad_tables_are_named(tmp_path):
     for text, message in [
         ("prompt,value\nfine,1\nbad,five\n", "rows.csv, row 2, field value: expected a number, found five"),
-        ("prompt,value\nfine,1,2\n", "rows.csv, row 1: more cells than the header has"),
-        ("prompt,value\nfine\n", "rows.csv, row 1: fewer cells than the header has"),
+        ("prompt,value\nfine,1,2\n", "rows.csv, row 1: 3 cells, and the header has 2"),
+        ("prompt,value\nfine\n", "rows.csv, row 1: 1 cells, and the header has 2"),
         ('prompt,value\n"open,1\n', "rows.csv, after row 0: unexpected end of data"),
         ("prompt,value\nfine,nan\n", "rows.csv, row 1, field value: NaN is not a finite"),
         ("prompt,value\n", "rows.csv holds no rows"),
-        ("prompt,value,prompt\nfine,1,too\n", "rows.csv: two columns are called 'prompt'"),
+        ("prompt,value,prompt\nfine,1,too\n", "rows.csv: column 'prompt' is there twice"),
     ]:
         (tmp_path / "rows.csv").write_text(text)
         with pytest.raises(RowError, match=message):

@@ -24,16 +24,8 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
 from causalqwen.data import Row, encode_rows
-from causalqwen.data.columns import (
-    UNKNOWN,
-    ColumnError,
-    TableReader,
-    decimals_of,
-    mostly_numbers,
-    read_table,
-    table_of,
-    told_of_decimals,
-)
+from causalqwen.data.cells import decimals_of, mostly_numbers, told_of_decimals
+from causalqwen.data.columns import UNKNOWN, ColumnError, TableReader, read_table, table_of
 from causalqwen.files import write_sums, writing_folder
 from causalqwen.modeling.loading import load_model
 from causalqwen.modeling.prediction import describe

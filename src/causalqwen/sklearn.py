@@ -24,7 +24,8 @@ from safetensors.torch import save as bytes_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from causalqwen.data import Example, Row, encode_rows
-from causalqwen.data.columns import FAR, Columns, TableReader, is_frame, is_missing, table_of
+from causalqwen.data.cells import Columns, as_python
+from causalqwen.data.columns import FAR, TableReader, is_frame, table_of
 from causalqwen.extras import extra
 from causalqwen.files import check_sums, write_sums, writing_folder
 from causalqwen.modeling import CausalQwenConfig, CausalQwenForCausalLM, CausalQwenProcessor, NumberPrediction
@@ -509,7 +510,7 @@ def _of_groups(rows: int, groups: Any) -> np.ndarray:
         if len(groups) != rows:
             raise ValueError(f"expected one group per row, got {len(groups)} for {rows}")
         for row, name in enumerate(groups, start=1):
-            if is_missing(name):
+            if as_python(name) is None:
                 raise ValueError(f"groups, row {row}: expected a name, found nothing")
         try:
             of_group = np.unique(groups, return_inverse=True)[1]
@@ -559,7 +560,7 @@ def _is_strings(X: Any) -> bool:
         if X.ndim != 1 or X.dtype.kind not in "UOT":
             return False
         X = X.tolist()
-    return isinstance(X, list | tuple) and len(X) > 0 and all(isinstance(x, str) or is_missing(x) for x in X)
+    return isinstance(X, list | tuple) and len(X) > 0 and all(isinstance(x, str) or as_python(x) is None for x in X)
 
 
 def _in_float64(model: CausalQwenForCausalLM) -> CausalQwenForCausalLM:

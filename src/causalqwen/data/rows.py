@@ -29,9 +29,6 @@ import numpy as np
 from causalqwen.extras import extra
 from causalqwen.files import suffix_of
 
-_SHORT: Any = object()
-"""What a line of CSV lacks that ends before the header does."""
-
 
 class RowError(ValueError):
     """A row that cannot be used; the message names the file, the row and the field."""
@@ -164,28 +161,32 @@ def _read_jsonl(path: Path, values_required: bool) -> Iterator[Row]:
 
 def _read_csv(path: Path, values_required: bool) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader, number = csv.DictReader(lines_of(file, path), strict=True, restval=_SHORT), 0
-        try:
-            header = reader.fieldnames or ()
-            if twice := [name for place, name in enumerate(header) if name in header[:place]]:
-                raise RowError(f"{path.name}: two columns are called {twice[0]!r}")
-            for number, cells in enumerate(reader, start=1):
-                place = f"{path.name}, row {number}"
-                if None in cells:
-                    raise RowError(f"{place}: more cells than the header has")
-                if _SHORT in cells.values():
-                    raise RowError(f"{place}: fewer cells than the header has")
-                fields: dict[str, Any] = {name: cell for name, cell in cells.items() if cell}
-                if "value" in fields:
-                    try:
-                        fields["value"] = float(fields["value"])
-                    except ValueError:
-                        raise RowError(
-                            f"{place}, field value: expected a number, found {fields['value'][:40]}"
-                        ) from None
-                yield check_row(fields, place, values_required=values_required)
-        except csv.Error as error:
-            raise RowError(f"{path.name}, after row {number}: {error}") from None
+        for number, cells in enumerate(csv_rows(lines_of(file, path), path.name), start=1):
+            place, fields = f"{path.name}, row {number}", dict[str, Any]((n, cell) for n, cell in cells.items() if cell)
+            if "value" in fields:
+                try:
+                    fields["value"] = float(fields["value"])
+                except ValueError:
+                    raise RowError(f"{place}, field value: expected a number, found {fields['value'][:40]}") from None
+            yield check_row(fields, place, values_required=values_required)
+
+
+def csv_rows(
+    lines: Iterable[str], name: str, kind: type[ValueError] = RowError, delimiter: str = ","
+) -> Iterator[dict[str, str]]:
+    """The rows of a CSV by its header, blank lines skipped. An error of that kind names the file, and a row that has more or
+    fewer cells than the header, or behind which a quote stays open, or a column that is there twice."""
+    reader, number = filter(None, csv.reader(lines, strict=True, delimiter=delimiter)), 0
+    try:
+        header = next(reader, [])
+        if twice := [column for place, column in enumerate(header) if column in header[:place]]:
+            raise kind(f"{name}: column {twice[0]!r} is there twice")
+        for number, cells in enumerate(reader, start=1):
+            if len(cells) != len(header):
+                raise kind(f"{name}, row {number}: {len(cells)} cells, and the header has {len(header)}")
+            yield dict(zip(header, cells, strict=True))
+    except csv.Error as error:
+        raise kind(f"{name}, after row {number}: {error}") from None
 
 
 def lines_of(file: Iterator[str], path: Path) -> Iterator[str]:
