@@ -25,7 +25,17 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from causalqwen.data.cells import (
-    NUMBER, Columns, Decimals, as_python, days, decimals_of, is_amount, number, told_of_decimals, with_numbers, written,
+    NUMBER,
+    Columns,
+    Decimals,
+    as_python,
+    days,
+    decimals_of,
+    is_amount,
+    number,
+    told_of_decimals,
+    with_numbers,
+    written,
 )  # fmt: skip
 from causalqwen.data.rows import arrow_for, csv_rows, lines_of, values_of_lines
 from causalqwen.files import suffix_of

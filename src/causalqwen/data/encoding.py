@@ -1,16 +1,18 @@
 """From rows to tokens, values and batches."""
 
+import json
 import math
 import tempfile
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from causalqwen.data.rows import Row, RowError, checked_rows
 from causalqwen.losses import IGNORE_INDEX, NO_TARGET
@@ -148,8 +150,8 @@ def _also_right(
 class EncodedRows(Sequence[Example]):
     """The examples of `encode_rows`, in order, kept on disk: for rows that do not fit into memory.
 
-    Tokens and values lie memory-mapped in unnamed temporary files (in TMPDIR), which are gone with the process; in memory are
-    33 bytes a row. Raises as `encode_rows` does, and RowError for rows without any.
+    They lie as JSON, memory-mapped, in an unnamed temporary file (in TMPDIR), which is gone with the process; in memory are 8
+    bytes a row. Raises as `encode_rows` does, and RowError for rows without any.
     """
 
     def __init__(
@@ -160,76 +162,32 @@ class EncodedRows(Sequence[Example]):
         *,
         assistant_only: bool = False,
     ) -> None:
-        self._offsets, self._value_from = array("q", [0]), array("i")
-        self._whole, self._pairs = array("b"), array("q", [0])
-        self._individuals, self._classes, self._groups = _Names(), _Names(), _Names()
-        with (
-            tempfile.TemporaryFile() as ids,
-            tempfile.TemporaryFile() as values,
-            tempfile.TemporaryFile() as learned,
-            tempfile.TemporaryFile() as also_right,
-        ):
+        self._ends, self._classes = array("q", [0]), dict[str, None]()
+        with tempfile.TemporaryFile() as file:
             for row in checked_rows(rows):
                 (example,) = encode_rows([row], processor, max_length, assistant_only=assistant_only)
-                ids.write(np.array(example.input_ids, dtype=np.int32).tobytes())
-                values.write(np.array(example.numeric_values, dtype=np.float64).tobytes())
-                learned.write(np.array(example.learned or [True] * len(example), dtype=bool).tobytes())
-                self._whole.append(example.learned is None)
-                pairs = example.also_right or ()
-                also_right.write(np.array(pairs, dtype=np.int32).tobytes())
-                self._pairs.append(self._pairs[-1] + len(pairs))
-                self._offsets.append(self._offsets[-1] + len(example))
-                self._value_from.append(example.value_from)
-                self._individuals.append(example.individual)
-                self._classes.append(example.class_name)
-                self._groups.append(example.group)
+                self._ends.append(self._ends[-1] + file.write(json.dumps(vars(example)).encode()))
+                if example.class_name is not None:
+                    self._classes[example.class_name] = None
             if len(self) == 0:
                 raise RowError("there are no rows to encode")
-            self._ids, self._values = _mapped(ids, np.int32), _mapped(values, np.float64)
-            self._learned = _mapped(learned, np.bool_)
-            self._also_right = _mapped(also_right, np.int32) if self._pairs[-1] else np.empty(0, dtype=np.int32)
+            file.flush()
+            self._bytes = np.memmap(file, np.uint8, mode="r")
 
     def __len__(self) -> int:
-        return len(self._value_from)
+        return len(self._ends) - 1
 
     @property
     def class_names(self) -> list[str]:
         """All that rows name, in the order in which they first did."""
-        return self._classes.known
+        return [*self._classes]
 
     def __getitem__(self, index: Any) -> Any:
         """The example at `index`, one at a time."""
         place = range(len(self))[index]
-        part = slice(self._offsets[place], self._offsets[place + 1])
-        learned = None if self._whole[place] else self._learned[part].tolist()
-        pairs = self._also_right[2 * self._pairs[place] : 2 * self._pairs[place + 1]].reshape(-1, 2).tolist()
-        also_right = tuple((at, token) for at, token in pairs) or None
-        ids, values = self._ids[part].tolist(), self._values[part].tolist()
-        of = (self._individuals[place], self._value_from[place], learned, also_right, self._classes[place])
-        return Example(ids, values, *of, group=self._groups[place])
-
-
-class _Names:
-    """A name or None for each row, 4 bytes a row."""
-
-    def __init__(self) -> None:
-        self._codes, self._code_of = array("i"), dict[str, int]()
-        self.known: list[str] = []
-
-    def append(self, name: str | None) -> None:
-        if name is not None and name not in self._code_of:
-            self._code_of[name] = len(self.known)
-            self.known.append(name)
-        self._codes.append(-1 if name is None else self._code_of[name])
-
-    def __getitem__(self, place: int) -> str | None:
-        code = self._codes[place]
-        return None if code < 0 else self.known[code]
-
-
-def _mapped(file: IO[bytes], dtype: type) -> np.ndarray:
-    file.flush()
-    return np.memmap(file, dtype, mode="r")
+        fields = json.loads(self._bytes[self._ends[place] : self._ends[place + 1]].tobytes())
+        also_right = fields["also_right"] and tuple(map(tuple, fields["also_right"]))
+        return Example(**fields | {"also_right": also_right})
 
 
 def most_also_right(examples: Iterable[Example]) -> int:
@@ -261,30 +219,24 @@ def collate(examples: Sequence[Example], pad_token_id: int) -> dict[str, Tensor]
     Every token is a label but the first, which nothing predicts, padding, and what is only read. Where some row has further
     right tokens, `also_right` [B, S, R] holds them, `NO_TARGET` where there are fewer.
     """
-    length = max(len(example) for example in examples)
-    shape = (len(examples), length)
-    input_ids = torch.full(shape, pad_token_id, dtype=torch.int64)
-    attention_mask = torch.zeros(shape, dtype=torch.int64)
-    numeric_values, numeric_labels = torch.zeros(2, *shape, dtype=torch.float64)
-    for row, example in enumerate(examples):
-        input_ids[row, : len(example)] = torch.tensor(example.input_ids)
-        numeric_values[row, : len(example)] = torch.tensor(example.numeric_values, dtype=torch.float64)
-        numeric_labels[row, : len(example)] = torch.tensor(example.numeric_labels, dtype=torch.float64)
-        attention_mask[row, : len(example)] = 1
-    labels = input_ids.masked_fill(attention_mask == 0, IGNORE_INDEX)
-    for row, example in enumerate(examples):
-        if example.learned is not None:
-            labels[row, : len(example)].masked_fill_(~torch.tensor(example.learned), IGNORE_INDEX)
+
+    def padded(rows: Iterable[Sequence[Any]], padding: float, dtype: torch.dtype) -> Tensor:
+        parts = [torch.tensor(row, dtype=dtype) for row in rows]
+        return pad_sequence(parts, batch_first=True, padding_value=padding)
+
+    input_ids = padded((example.input_ids for example in examples), pad_token_id, torch.int64)
+    learned = padded((example.learned or [True] * len(example) for example in examples), False, torch.bool)
+    labels = input_ids.masked_fill(~learned, IGNORE_INDEX)
     labels[:, 0] = IGNORE_INDEX
     batch = {
         "input_ids": input_ids,
-        "attention_mask": attention_mask,
-        "numeric_values": numeric_values,
+        "attention_mask": padded(([1] * len(example) for example in examples), 0, torch.int64),
+        "numeric_values": padded((example.numeric_values for example in examples), 0.0, torch.float64),
         "labels": labels,
-        "numeric_labels": numeric_labels,
+        "numeric_labels": padded((example.numeric_labels for example in examples), 0.0, torch.float64),
     }
     if most := most_also_right(examples):
-        batch["also_right"] = torch.full((*shape, most), NO_TARGET)
+        batch["also_right"] = torch.full((*input_ids.shape, most), NO_TARGET)
         for row, example in enumerate(examples):
             counts = Counter[int]()
             for at, token in example.also_right or ():

@@ -18,7 +18,8 @@ import csv
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+import sys
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -146,17 +147,16 @@ def stream_rows(path: str | os.PathLike, *, values_required: bool = False) -> It
 
 def _stream(path: Path, values_required: bool) -> Iterator[Row]:
     row = None
-    for row in _READERS.get(suffix_of(path), _read_jsonl)(path, values_required):
+    readers = {".csv": _read_csv, ".parquet": _read_parquet}
+    for row in readers.get(suffix_of(path), _read_jsonl)(path, values_required):
         yield row
     if row is None:
         raise RowError(f"{path} holds no rows")
 
 
 def _read_jsonl(path: Path, values_required: bool) -> Iterator[Row]:
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(lines_of(file, path), start=1):
-            if line.strip():
-                yield parse_row(line, f"{path.name}, row {number}", values_required=values_required)
+    for place, line in _placed_lines(path):
+        yield parse_row(line, place, values_required=values_required)
 
 
 def _read_csv(path: Path, values_required: bool) -> Iterator[Row]:
@@ -201,19 +201,23 @@ def lines_of(file: Iterator[str], path: Path) -> Iterator[str]:
         raise RowError(f"{path.name}, line {number}: not UTF-8 text ({error.reason})") from None
 
 
-def values_of_lines(path: Path, kind: type[ValueError] = RowError) -> Iterator[tuple[str, Any]]:
-    """The values of a JSON lines file, each with its place ("asked.jsonl, row 3"); blank lines are skipped. kind: of the error
-    that tells of a line that is none."""
+def _placed_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """The lines of a text file that are not blank, each behind its place ("asked.jsonl, row 3")."""
     with path.open(encoding="utf-8-sig") as file:
-        lines = list(lines_of(file, path))
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            place = f"{path.name}, row {number}"
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise kind(f"{place}: not JSON ({error})") from None
-            yield place, value
+        for number, line in enumerate(lines_of(file, path), start=1):
+            if line.strip():
+                yield f"{path.name}, row {number}", line
+
+
+def values_of_lines(path: Path, kind: type[ValueError] = RowError) -> Iterator[tuple[str, Any]]:
+    """The values of a JSON lines file, each with its place; blank lines are skipped. kind: of the error that tells of a line
+    that is none."""
+    for place, line in _placed_lines(path):
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise kind(f"{place}: not JSON ({error})") from None
+        yield place, value
 
 
 def _read_parquet(path: Path, values_required: bool) -> Iterator[Row]:
@@ -234,17 +238,18 @@ def arrow_for(path: Path) -> Any:
     return pyarrow
 
 
-_READERS: dict[str, Callable[[Path, bool], Iterator[Row]]] = {".csv": _read_csv, ".parquet": _read_parquet}
-
-
 def parse_row(line: str, place: str, *, values_required: bool = False) -> Row:
     """One row from a line of JSON; RowError names `place` and the field."""
+
+    def refuse(constant: str) -> None:
+        raise RowError(f"{place}: {constant} is not a finite number")
+
     try:
-        fields = json.loads(line, parse_constant=_refuse_constant)
+        fields = json.loads(line, parse_constant=refuse)
+    except RowError:
+        raise
     except json.JSONDecodeError as error:
         raise RowError(f"{place}: not JSON ({error.msg.removesuffix(' at')} at character {error.pos})") from None
-    except _NotFiniteError as error:
-        raise RowError(f"{place}: {error} is not a finite number") from None
     except ValueError:  # Python refuses integers of thousands of digits
         raise RowError(f"{place}: it holds a number that is too large for float64") from None
     except RecursionError:
@@ -309,14 +314,6 @@ def _plain(cell: Any, name: str) -> Any:
     return cell.item() if isinstance(cell, np.number) else cell
 
 
-class _NotFiniteError(Exception):
-    pass
-
-
-def _refuse_constant(name: str) -> None:
-    raise _NotFiniteError(name)
-
-
 def _check_question(fields: dict[str, Any], place: str, answer_required: bool) -> None:
     if not isinstance(fields.get("context"), str | None):
         raise RowError(f"{place}, field context: expected text, found {_shown(fields['context'])}")
@@ -353,11 +350,7 @@ def _check_value(value: Any, place: str, name: str) -> None:
         raise RowError(f"{place}, field {name}: expected a number, found {_shown(value)}")
     if value != value:
         raise RowError(f"{place}, field {name}: NaN is not a finite number")
-    try:
-        finite = math.isfinite(float(value))
-    except OverflowError:
-        finite = False
-    if not finite:
+    if abs(value) > sys.float_info.max:
         raise RowError(f"{place}, field {name}: the number is too large for float64")
 
 
