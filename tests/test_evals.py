@@ -150,7 +150,7 @@ def test_a_number_is_scored_by_its_law_in_the_harness(lm_eval, tiny_tokenizer):
     bare = HFLM(make_backbone("llama", tiny_tokenizer), tokenizer=tiny_tokenizer, backend="causal")
     of_text = evaluated(bare, ["causalqwen_boiling_points"], limit=4)["samples"]["causalqwen_boiling_points"]
     assert all(sample["crps"] == pytest.approx(sample["error"]) for sample in of_text)
-    kept = pickle.loads(pickle.dumps(Answer("5 K", lambda: laws[0])))
+    kept = pickle.loads(pickle.dumps(Answer("5 K", lambda: laws)))
     assert type(kept) is str and kept == "5 K"
     alone = CausalQwenLM(graft_tiny("llama", tiny_tokenizer, number_context="value"))
     with pytest.raises(ValueError, match="number_context='value' has no tokens for the digits of a number"):
