@@ -78,42 +78,32 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
     of its number, category and date columns. Values follow from both in closed form (`training.closed_form`), and all is chosen
     and calibrated by rows that are left out one by one, or group by group.
 
-    Args:
-        backbone: smollm2-135m, a hub name, or a folder with a decoder; read once in a process.
-        target: what the number is called in a row's text; the name of y, or else "value", by default.
-        text_columns: columns that are texts, whatever they look like.
-        config: fields of `CausalQwenConfig`, over the defaults. settings: of `TrainSettings`, as in a YAML file.
-        characters: how many characters of a row's text are read at most.
-        decimal: the decimal mark of strings that are numbers, as 1.234,50 EUR: "." or ",", by column as a dict, or "auto", what
-            each column tells (`decimals_of`).
-        bf16: take the backbone's products in bfloat16; "auto", where this machine is faster so (`bf16_pays`).
-        cache_dir: folder where the features of rows are kept, 1,024 rows at a time; by default they last as the process does.
-        workers: how many workers of Ray read rows into cache_dir, which all machines have to share (`causalqwen[ray]`); 0 to
-            read them here.
-        device: auto, or a torch device.
-        verbose: tell on stderr what is chosen.
-        random_state: of the rows that are drawn by `sample_weight`: an int, a RandomState, or None.
-
     Attributes:
         model_: the graft. reader_: how rows are read.
         metrics_: scores of the training rows, each predicted without it. choice_: what was chosen: axis, law, kernel, ridge.
         n_features_in_, feature_names_in_: as scikit-learn has them.
     """
 
-    backbone: str = "smollm2-135m"
+    backbone: str = "smollm2-135m"  # that name, a hub name, or a folder with a decoder; read once in a process
     _: KW_ONLY
-    target: str | None = None
-    text_columns: Sequence[str] | None = None
-    config: dict[str, Any] | None = None
-    settings: dict[str, Any] | None = None
-    characters: int = 2000
-    decimal: str | dict[str, str] = "auto"
-    bf16: bool | str = "auto"
-    cache_dir: str | None = None
-    workers: int = 0
-    device: str = "auto"
-    verbose: bool = False
-    random_state: Any = None
+    target: str | None = None  # what the number is called in a row's text; else the name of y, else "value"
+    text_columns: Sequence[str] | None = None  # columns that are texts, whatever they look like
+    config: dict[str, Any] | None = None  # fields of `CausalQwenConfig`, over the defaults
+    settings: dict[str, Any] | None = None  # of `TrainSettings`, as in a YAML file
+    characters: int = 2000  # of a row's text that are read at most
+    decimal: str | dict[str, str] = (
+        "auto"  # mark of strings that are numbers: "." or ",", by column, or what each tells
+    )
+    bf16: bool | str = "auto"  # take the backbone's products in bfloat16; auto: where this machine is faster so
+    cache_dir: str | None = (
+        None  # where features of rows are kept, 1,024 rows at a time; else as long as the process lasts
+    )
+    workers: int = (
+        0  # of Ray, which read rows into a cache_dir that all machines share (`causalqwen[ray]`); 0: read here
+    )
+    device: str = "auto"  # or a torch device
+    verbose: bool = False  # tell on stderr what is chosen
+    random_state: Any = None  # of the rows that `sample_weight` draws: an int, a RandomState, or None
 
     # ---- fitting -----------------------------------------------------------------------------------------------------
 
@@ -136,9 +126,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         if self.characters < 1:
             raise ValueError(f"characters={self.characters}: a row's text has one at least")
         if gradients := (self.settings or {}).keys() & {*STAGES, "class_transforms"}:
-            raise ValueError(
-                f"settings: a regressor is fitted in closed form, of one kind of number; leave {gradients.pop()} out"
-            )
+            told = "a regressor is fitted in closed form, of one kind of number"
+            raise ValueError(f"settings: {told}; leave {gradients.pop()} out")
         self._written_params()
         X = _as_columns(X)
         table, values = self._table(X, y)
@@ -184,12 +173,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             if np.abs(y).max(initial=0.0) > FAR:
                 raise ValueError(f"y, row {1 + int(np.abs(y).argmax())}: values are learned to {FAR:.0e}; scale them")
         # A DataFrame for whoever was fitted on columns by name, as `causalqwen fit` is: in any order, and nothing to warn of.
-        by_name = (
-            is_frame(X)
-            and not reset
-            and not hasattr(self, "feature_names_in_")
-            and [*self.reader_.known] != [f"x{place}" for place in range(len(self.reader_.columns))]
-        )
+        by_name = is_frame(X) and not reset and not hasattr(self, "feature_names_in_")
+        by_name = by_name and [*self.reader_.known] != [f"x{place}" for place in range(len(self.reader_.columns))]
         plain = _is_columns(X) or _is_strings(X)
         if not (plain or by_name):
             if isinstance(X, list | tuple):
@@ -259,10 +244,12 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             raise ValueError(f"unknown output_type {output_type!r}; use one of {', '.join(OUTPUT_TYPES)}")
         law, loc, scale = self._laws(X)
         of_new = self.model_.value_law
+
+        def mean() -> torch.Tensor:
+            return of_new.clip(of_new.quantile(loc, scale, CRPS_LEVELS)).mean(-1, keepdim=True)
+
         asked = {
-            "mean": lambda: law.mean_beside(
-                of_new.clip(of_new.quantile(loc, scale, CRPS_LEVELS)).mean(-1, keepdim=True)
-            ),
+            "mean": lambda: law.mean_beside(mean()),
             "median": lambda: law.quantile(loc, scale, torch.tensor([0.5])),
             "mode": lambda: law.or_said(of_new.mode(loc, scale)),
             "quantiles": lambda: law.quantile(loc, scale, torch.tensor(list(quantiles))),
@@ -412,18 +399,15 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
     def __getstate__(self) -> dict[str, Any]:
         """Parameters, and what was learned as the bytes that `save` writes: a pickle holds no more code than its parameters."""
         state = dict(super().__getstate__())
-        if "model_" in state:
-            state["learned"] = self._state()
-            for name in [name for name in state if name.endswith("_")]:
-                del state[name]
-        return state
+        if "model_" not in state:
+            return state
+        return {name: value for name, value in state.items() if not name.endswith("_")} | {"learned": self._state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         learned = state.pop("learned", None)
         super().__setstate__(state)
         if learned is not None:
-            weights, about = learned
-            self._restore(tensors_of(weights), about)
+            self._restore(tensors_of(learned[0]), learned[1])
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

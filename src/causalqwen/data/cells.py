@@ -19,10 +19,8 @@ with extra("tables", "a table"):
 
 Columns = dict[str, list[Any]]
 """Values by column name: str, int, float, bool, datetime, or None for a missing one."""
-Decimals = str | dict[str, str]
-"""The decimal mark of cells that are strings: "." or ",", of all columns or by column, or "auto"."""
 
-NUMBER = re.compile(r"[+-]?((0|[1-9]\d*|(?=\.\d))(\.\d*)?([eE][+-]?\d{1,3})?|inf|Infinity)", re.ASCII)
+_NUMBER = re.compile(r"[+-]?((0|[1-9]\d*|(?=\.\d))(\.\d*)?([eE][+-]?\d{1,3})?|inf|Infinity)", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?)?(Z|[+-]\d{2}:?\d{2})?")
 _SIGN, _GAP = "[-+−–‑]?", f"[ {SPACES}]?"
 _MONEY = rf"(?:[A-Z]{{1,3}})?[$€£¥₹₽₩₺₫₪฿₴]|{MONEY}|[A-Z]{{1,3}}|kr\.?|zł|Kč|Ft|Rs\.?"
@@ -74,7 +72,7 @@ def days(cell: Any) -> float | None:
 
 def number(cell: str) -> float | None:
     """What a string says as a number; None for what is none, and for a code with zeros before it (01234)."""
-    if not NUMBER.fullmatch(cell := cell.strip()):
+    if not _NUMBER.fullmatch(cell := cell.strip()):
         return None
     return int(cell) if cell.lstrip("+-").isdigit() and len(cell) < 300 else float(cell)
 
@@ -85,7 +83,7 @@ def is_amount(cell: Any) -> bool:
 
 
 def decimals_of(
-    table: Columns, decimal: Decimals = "auto", text: Sequence[str] = (), *, plain: bool = False
+    table: Columns, decimal: str | dict[str, str] = "auto", text: Sequence[str] = (), *, plain: bool = False
 ) -> dict[str, str]:
     """The decimal mark of each column of strings that are numbers: 1.234,50 EUR; R1,500; 12,5 %; 1,5 kg.
 

@@ -25,9 +25,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from causalqwen.data.cells import (
-    NUMBER,
     Columns,
-    Decimals,
     as_python,
     days,
     decimals_of,
@@ -42,8 +40,7 @@ from causalqwen.files import suffix_of
 from causalqwen.numbers import find_numbers
 
 UNKNOWN = 0.5
-"""How far outside a value counts that has no distance to those that were seen: a new category, or a missing value in a column
-where none was missing."""
+"""How far outside a new category counts, or a missing value in a column where none was missing."""
 FAR = 1e150
 """No number is read as further from 0: its distance from others stays one that float64 holds."""
 _SEASON = 31  # days beyond the dates that were seen, at most, in which the season of the last ones goes on
@@ -58,8 +55,6 @@ _HALF = re.compile("[\ud800-\udfff]")
 _TRUTH = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
 _MISSING = re.compile(r"#N/A( N/A)?|#NA|-?1\.#(IND|QNAN)|-?(nan|NaN)|<NA>|N/A|n/a|NA|NULL|null|None|")
 """Cells of a CSV that stand for nothing, as pandas reads them."""
-_INDEX = re.compile(r"__index_level_\d+__")
-"""What pandas calls an index without a name in Parquet."""
 
 
 class ColumnError(ValueError):
@@ -100,11 +95,10 @@ class Column:
     def nearest(self, cell: Any) -> tuple[Any, float]:
         """The nearest value that the training rows held, and how far from it the cell lies: 0 for one that was seen.
 
-        A number beyond `ends` is read as the nearer end, at the distance of their asinh (`numbers`). So is a date, but as one
-        of its weekday in the week at that end, and of its season too where it lies more than a month beyond a year and more.
-        A new category is read as the one that is spelled most alike, or as the most frequent one, `UNKNOWN` away; where some
-        had no indicator, for they were rare, as one of those, and a rare one is nothing unseen. A missing value, where none was
-        missing, is read as the median or the most frequent category, `UNKNOWN` away.
+        A number beyond `ends` is read as the nearer end, at the distance of their asinh (`numbers`), and a date as one of its
+        weekday near that end (`_within`). A new category is read as the one that is spelled most alike, of the rare ones that
+        have no indicator where there are some, which is nothing unseen. A missing value, where none was missing, is read as the
+        median or the most frequent category.
         """
         if self.kind in ("text", "constant") or (cell is None and self.missing):
             return cell, UNKNOWN if cell is None and self.kind == "text" and not self.missing else 0.0
@@ -162,7 +156,7 @@ class TableReader:
         target: str | None,
         text: Sequence[str] = (),
         characters: int = 2000,
-        decimal: Decimals = "auto",
+        decimal: str | dict[str, str] = "auto",
     ) -> "TableReader":
         """From the training rows. text: columns that are texts, whatever they look like. decimal: of `decimals_of`.
 
@@ -260,8 +254,7 @@ class TableReader:
         standing = {name: _numbers_in(table[name], self.characters) for name in {column.name for column in self.inside}}
         for column in (*self.columns, *self.inside):
             if column.kind != "constant":
-                inside = column.place is not None
-                cells = _at_place(standing[column.name], column.place) if inside else table[column.name]
+                cells = table[column.name] if column.place is None else standing[column.name][column.place]
                 yield column, [column.nearest(cell) for cell in cells]
 
 
@@ -326,7 +319,7 @@ def read_table(path: str | os.PathLike, known: Mapping[str, Column] | None = Non
 
 
 def read_with_decimals(
-    path: str | os.PathLike, known: Mapping[str, Column] | None = None, decimal: Decimals = "auto"
+    path: str | os.PathLike, known: Mapping[str, Column] | None = None, decimal: str | dict[str, str] = "auto"
 ) -> tuple[Columns, dict[str, str]]:
     """The columns of a Parquet or JSON lines file, and of a CSV where it is called neither (`suffix_of`).
 
@@ -361,7 +354,8 @@ def _read_parquet(path: Path, known: Mapping[str, Column]) -> Columns:
     try:
         columns = arrow.parquet.read_table(path)
         _once(columns.column_names, f"{path.name}: ")
-        dropped = [name for name in columns.column_names if _INDEX.fullmatch(name) and name not in known]
+        index = re.compile(r"__index_level_\d+__")  # what pandas calls one without a name
+        dropped = [name for name in columns.column_names if index.fullmatch(name) and name not in known]
         return columns.drop_columns(dropped).to_pydict()
     except (arrow.ArrowException, OSError, OverflowError) as error:
         raise ColumnError(f"{path.name}: {' '.join(str(error).split())}") from None
@@ -441,7 +435,7 @@ def names_of(table: Columns, name: str) -> list[str]:
     if None in cells:
         raise ColumnError(f"column {name!r}, row {cells.index(None) + 1}: expected a name, found nothing")
     names = map(str, cells)
-    return [format(Decimal(name).normalize(), "f") if NUMBER.fullmatch(name) else name for name in names]
+    return [format(Decimal(name).normalize(), "f") if number(name) is not None else name for name in names]
 
 
 # ---- what a column is ------------------------------------------------------------------------------------------------
@@ -497,16 +491,16 @@ def _inside(text: Column, cells: Sequence[Any], characters: int) -> Iterator[Col
     """The numbers in the texts of a column that are to be numbers of the row: those that vary, of many rows; and the greatest
     only where some text has more of them than one."""
     standing = _numbers_in(cells, characters)
-    several = any(len(numbers) > 1 for numbers in standing)
-    for place in (*range(_MOST_PLACES), *[_GREATEST] * several):
-        there = [value for value in _at_place(standing, place) if value is not None]
-        if len(there) >= _FEWEST_WITH * len(cells) and len(set(there)) > 1:
+    for place, numbers in standing.items():
+        there = [value for value in numbers if value is not None]
+        varies = len(there) >= _FEWEST_WITH * len(cells) and len(set(there)) > 1
+        if varies and (place != _GREATEST or any(value is not None for value in standing[1])):
             yield _measured(text.name, "number", there, len(there) < len(cells), place)
 
 
-def _numbers_in(cells: Sequence[Any], characters: int) -> list[list[float]]:
-    """The numbers of each text, as far as it is read; one that is cut there is none, nor are digits that float64 cannot hold,
-    which the number channel refuses where it meets them."""
+def _numbers_in(cells: Sequence[Any], characters: int) -> dict[int, list[float | None]]:
+    """The numbers of each text by their place, as far as it is read; one that is cut there is none, nor are digits that float64
+    cannot hold, which the number channel refuses where it meets them."""
     standing: list[list[float]] = []
     for cell in cells:
         text = "" if cell is None else written(cell)[:characters]
@@ -514,17 +508,14 @@ def _numbers_in(cells: Sequence[Any], characters: int) -> list[list[float]]:
             standing.append([found.value for found in find_numbers(text) if found.end < characters])
         except ValueError:
             standing.append([])
-    return standing
-
-
-def _at_place(standing: Sequence[Sequence[float]], place: int | None) -> list[float | None]:
-    if place == _GREATEST:
-        return [max(numbers, default=None) for numbers in standing]
-    return [numbers[place] if len(numbers) > place else None for numbers in standing]
+    places = range(_MOST_PLACES)
+    first = {place: [found[place] if len(found) > place else None for found in standing] for place in places}
+    return first | {_GREATEST: [max(found, default=None) for found in standing]}
 
 
 def _within(days: float, ends: tuple[float, float]) -> float:
-    """A day within the ends: of whole weeks earlier or later, or of whole 52 weeks, or the nearer end where there are none."""
+    """A day within the ends: of whole weeks earlier or later, or of whole 52 weeks, which keep the season, where it lies more
+    than a month beyond a year or more; or the nearer end where there are none."""
     held = min(max(days, ends[0]), ends[1])
     beyond, span = days - held, ends[1] - ends[0]
     step = 364 if abs(beyond) > _SEASON and span >= 364 else 7

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from causalqwen.data.rows import Row, RowError, checked_rows
+from causalqwen.data.rows import Row, RowError, Rows, checked_rows
 from causalqwen.losses import IGNORE_INDEX, NO_TARGET
 from causalqwen.modeling import CausalQwenProcessor
 
@@ -57,11 +57,7 @@ class Example:
 
 
 def encode_rows(
-    rows: Iterable[Row | dict[str, Any]],
-    processor: CausalQwenProcessor,
-    max_length: int | None = None,
-    *,
-    assistant_only: bool = False,
+    rows: Rows, processor: CausalQwenProcessor, max_length: int | None = None, *, assistant_only: bool = False
 ) -> list[Example]:
     """Examples of rows, or of dictionaries of their fields (`checked_rows`), in their order. A prompt row becomes its prompt
     followed by `<NUM>` with its value, and so does a question with a number for its answer; numbers in the prompt are read, not
@@ -83,10 +79,11 @@ def encode_rows(
             encoded = processor(row.text(processor), prompt=row.asks_number)
             learned = _learned(row, encoded["input_ids"], processor, assistant_only)
             also_right = _also_right(row, encoded, learned, processor)
-            learned = _without_digits(learned, encoded.digits[0])
         except ValueError as error:
             raise RowError(f"{row.place}, field {row.kind}: {error}") from None
-        ids, values = list(encoded["input_ids"]), list(encoded["numeric_values"])
+        ids, values, digits = list(encoded["input_ids"]), list(encoded["numeric_values"]), encoded.digits[0]
+        if any(digits):  # behind a `<NUM>`, which has been learned as a value already
+            learned = [label and not digit for label, digit in zip(learned or [True] * len(ids), digits, strict=True)]
         value_from = len(ids) if row.asks_number else 0
         if row.asks_number and row.value is not None:
             ids.append(processor.num_token_id)
@@ -96,8 +93,9 @@ def encode_rows(
             raise RowError(f"{row.place}, field {row.kind}: the text has no tokens")
         if max_length is not None and len(ids) > max_length:
             raise RowError(f"{row.place}: {len(ids)} tokens, but the context of this model holds {max_length}")
-        of = (row.individual, value_from, learned, also_right, row.class_name)
-        examples.append(Example(ids, values, *of, group=row.group))
+        examples.append(
+            Example(ids, values, row.individual, value_from, learned, also_right, row.class_name, row.group)
+        )
     return examples
 
 
@@ -111,13 +109,6 @@ def _learned(row: Row, ids: Sequence[int], processor: CausalQwenProcessor, assis
         first, last = (_shared(ids, processor(text)["input_ids"]) for text in (before, through))
         learned[first:last] = [True] * (last - first)
     return learned
-
-
-def _without_digits(learned: list[bool] | None, digits: list[bool]) -> list[bool] | None:
-    """The same without digits behind a `<NUM>`: it has been learned as a value already."""
-    if not any(digits):
-        return learned
-    return [label and not digit for label, digit in zip(learned or [True] * len(digits), digits, strict=True)]
 
 
 def _shared(ids: Sequence[Any], others: Sequence[Any]) -> int:
@@ -155,20 +146,14 @@ class EncodedRows(Sequence[Example]):
     """
 
     def __init__(
-        self,
-        rows: Iterable[Row | dict[str, Any]],
-        processor: CausalQwenProcessor,
-        max_length: int | None = None,
-        *,
-        assistant_only: bool = False,
+        self, rows: Rows, processor: CausalQwenProcessor, max_length: int | None = None, *, assistant_only: bool = False
     ) -> None:
-        self._ends, self._classes = array("q", [0]), dict[str, None]()
+        self._ends, self._classes = array("q", [0]), dict[str | None, None]()
         with tempfile.TemporaryFile() as file:
             for row in checked_rows(rows):
                 (example,) = encode_rows([row], processor, max_length, assistant_only=assistant_only)
                 self._ends.append(self._ends[-1] + file.write(json.dumps(vars(example)).encode()))
-                if example.class_name is not None:
-                    self._classes[example.class_name] = None
+                self._classes[example.class_name] = None
             if len(self) == 0:
                 raise RowError("there are no rows to encode")
             file.flush()
@@ -180,7 +165,7 @@ class EncodedRows(Sequence[Example]):
     @property
     def class_names(self) -> list[str]:
         """All that rows name, in the order in which they first did."""
-        return [*self._classes]
+        return [name for name in self._classes if name is not None]
 
     def __getitem__(self, index: Any) -> Any:
         """The example at `index`, one at a time."""

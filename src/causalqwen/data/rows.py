@@ -111,13 +111,16 @@ class Row:
                 before = processor.apply_chat_template(messages[:place], tokenize=False, add_generation_prompt=True)
                 through = processor.apply_chat_template(messages[: place + 1], tokenize=False)
                 if not whole.startswith(through) or not through.startswith(before):
-                    raise ValueError(
-                        "the chat template does not write turns one after the other, so that none can be told apart"
-                    )
+                    told = "the chat template does not write turns one after the other, so that none can be told apart"
+                    raise ValueError(told)
                 answers.append((before, through))
         if not answers:
             raise ValueError("the assistant says nothing here, and with assistant_only_loss nothing else is learned")
         return answers
+
+
+Rows = Iterable[Row | dict[str, Any]]
+"""Rows, or dictionaries of their fields, as a `datasets.Dataset` has them."""
 
 
 def read_rows(path: str | os.PathLike, *, values_required: bool = False) -> list[Row]:
@@ -281,9 +284,8 @@ def check_row(fields: Any, place: str, *, values_required: bool = False) -> Row:
         if not isinstance(given, str | int | None) or isinstance(given, bool) or given == "":
             raise RowError(f"{place}, field {name}: expected a name, found {_shown(given)}")
     if kind == "prompt" and values_required and fields.get("value") is None:
-        raise RowError(
-            f"{place}, field value: a prompt needs the value that follows it here; found {', '.join(fields)}"
-        )
+        told = f"a prompt needs the value that follows it here; found {', '.join(fields)}"
+        raise RowError(f"{place}, field value: {told}")
     return Row(kind, place, fields)
 
 
@@ -296,7 +298,7 @@ def kept_beside(fields: dict[str, Any], made: Collection[str]) -> dict[str, Any]
     return {names[name]: cell for name, cell in fields.items()}
 
 
-def checked_rows(rows: "Iterable[Row | dict[str, Any]]") -> Iterator[Row]:
+def checked_rows(rows: Rows) -> Iterator[Row]:
     """Rows as they are, and dictionaries of fields (a `datasets.Dataset`, a list) as rows, counted from 1; RowError for one
     that cannot be used."""
     for number, row in enumerate(rows, start=1):
@@ -358,6 +360,5 @@ def _check_messages(messages: Any, place: str) -> None:
     if not isinstance(messages, list) or not messages:
         raise RowError(f"{place}, field messages: expected a list of messages with role and content")
     for index, message in enumerate(messages):
-        complete = isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
-        if not complete:
+        if not (isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))):
             raise RowError(f"{place}, field messages[{index}]: expected text under role and content")
