@@ -94,14 +94,6 @@ class CausalQwenAPI(models.ModelAPI):
         async with self._alone:
             return rows.law_of((await anyio.to_thread.run_sync(self.model.predict_number, prompt))[0])
 
-    async def count_text_tokens(self, text: str) -> int:
-        """By the backbone's own tokenizer."""
-        return len(self.model.processor.tokenizer(text)["input_ids"])
-
-    def max_connections(self) -> int:
-        """One request runs at a time."""
-        return 1
-
 
 @models.modelapi(name="causalqwen")
 def causalqwen() -> type[models.ModelAPI]:

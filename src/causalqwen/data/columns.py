@@ -273,12 +273,12 @@ def table_of(X: Any) -> Columns:
     elif is_frame(X):
         named = [(name, f"x{name}" if isinstance(name, int) else str(name)) for name in X.columns]
         _once([told for _, told in named])
-        pairs = [(told, list(X[name].tolist() if hasattr(X[name], "tolist") else X[name])) for name, told in named]
+        pairs = [(told, list(X[name])) for name, told in named]
     else:
         array = X if isinstance(X, np.ndarray) else np.asarray(X, dtype=object)
-        apart = [("text", array)] if array.ndim == 1 else [(f"x{place}", cells) for place, cells in enumerate(array.T)]
-        moments = array.dtype.kind in "mM"  # which are numbers as Python has them, where they count nanoseconds
-        pairs = [(name, list(cells) if moments else cells.tolist()) for name, cells in apart]
+        return table_of(
+            {"text": array} if array.ndim == 1 else {f"x{place}": cells for place, cells in enumerate(array.T)}
+        )
     _once([name for name, _ in pairs])
     if len(lengths := {len(cells): name for name, cells in pairs}) > 1:
         told = " and ".join(f"{length:,} in {name!r}" for length, name in lengths.items())
