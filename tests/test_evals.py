@@ -170,17 +170,21 @@ def test_five_tasks_on_the_default_backbone_bare_and_grafted(lm_eval, smollm2, s
     assert expected["results"]["causalqwen_continuations"]["acc,none"] >= 0.5
 
 
-def assert_served_alike(lm_eval, graft, bare, path, limit):
+@theirs
+def test_the_server_gives_lm_eval_what_the_bare_backbone_gives(lm_eval, tiny_tokenizer, tmp_path):
     """By lm-eval's client for OpenAI's API, from our server: each log-likelihood within 1e-4 nats a token, the same texts."""
+    from lm_eval.models.huggingface import HFLM
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
     from test_serving import serving
 
-    settings = {"tokenizer": str(path), "batch_size": 2, "max_length": bare.max_length}
-    with serving(graft) as server:
-        at = f"http://127.0.0.1:{server.port}/v1/completions"
-        client = LocalCompletionsAPI(at, model="tiny", tokenizer_backend="huggingface", **settings)
-        told, expected = (evaluated(lm, ["causalqwen"], limit=limit)["samples"] for lm in (client, bare))
+    tiny_tokenizer.save_pretrained(tmp_path)
+    backbone, other = (make_backbone("llama", tiny_tokenizer, max_position_embeddings=4096) for _ in range(2))
+    bare = HFLM(backbone, tokenizer=tiny_tokenizer, backend="causal", batch_size=2, max_length=4096)
+    own = {"tokenizer": str(tmp_path), "tokenizer_backend": "huggingface", "batch_size": 2, "max_length": 4096}
+    with serving(CausalQwenForCausalLM.from_backbone(other, tokenizer=tiny_tokenizer)) as server:
+        client = LocalCompletionsAPI(f"http://127.0.0.1:{server.port}/v1/completions", model="tiny", **own)
+        told, expected = (evaluated(lm, ["causalqwen"], limit=2)["samples"] for lm in (client, bare))
     compared = 0
     for task, samples in expected.items():
         for sample, of_server in zip(samples, told[task], strict=True):
@@ -192,28 +196,7 @@ def assert_served_alike(lm_eval, graft, bare, path, limit):
                 assert other[0] == pytest.approx(one[0], abs=1e-4 * len(bare.tok_encode(asked[-1])))
                 assert other[1:] == one[1:]
                 compared += 1
-    assert compared > 5 * limit
-
-
-@theirs
-def test_the_server_gives_lm_eval_what_the_bare_backbone_gives(lm_eval, tiny_tokenizer, tmp_path):
-    from lm_eval.models.huggingface import HFLM
-
-    tiny_tokenizer.save_pretrained(tmp_path)
-    backbone, other = (make_backbone("llama", tiny_tokenizer, max_position_embeddings=4096) for _ in range(2))
-    bare = HFLM(backbone, tokenizer=tiny_tokenizer, backend="causal", batch_size=2, max_length=4096)
-    graft = CausalQwenForCausalLM.from_backbone(other, tokenizer=tiny_tokenizer)
-    assert_served_alike(lm_eval, graft, bare, tmp_path, limit=2)
-
-
-@theirs
-@pytest.mark.slow
-@pytest.mark.backbone
-def test_the_server_gives_lm_eval_what_the_default_backbone_gives(lm_eval, smollm2, smollm2_folder):
-    from lm_eval.models.huggingface import HFLM
-
-    bare = HFLM(str(smollm2_folder), backend="causal", dtype="float32", device="cpu", batch_size=2)
-    assert_served_alike(lm_eval, smollm2, bare, smollm2_folder, limit=2)
+    assert compared > 10
 
 
 # ---- inspect-ai ------------------------------------------------------------------------------------------------------

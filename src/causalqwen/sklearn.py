@@ -45,7 +45,6 @@ from causalqwen.training.whole_backbone import WholeBackbone, blocks_of
 
 with extra("tables", "a table"):
     import pandas as pd
-    from scipy import sparse
     from sklearn.base import BaseEstimator, RegressorMixin
     from sklearn.utils import check_array, check_consistent_length, check_random_state
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d, validate_data
@@ -235,10 +234,9 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
     def predict(self, X: Any, output_type: str = "mean", quantiles: Sequence[float] = QUANTILES) -> Any:
         """One of `OUTPUT_TYPES` for each row.
 
-        mean: of the law's 199 quantiles k/200, clipped to the training range widened by its own width (theory 3.11). median: of
-        the law. mode: the likeliest quantile where these lie closest (`ValueLaw.mode`).
-        quantiles: a list of arrays [n], one per level. full: all of these by name, and `predictions`, a `NumberPrediction` for
-        each row.
+        mean: of the law's 199 quantiles k/200, clipped to the training range widened by its own width (theory 3.11). mode: the
+        likeliest quantile where these lie closest (`ValueLaw.mode`). quantiles: a list of arrays [n], one per level. full: all
+        of these by name, and `predictions`, a `NumberPrediction` for each row.
         """
         if output_type not in OUTPUT_TYPES:
             raise ValueError(f"unknown output_type {output_type!r}; use one of {', '.join(OUTPUT_TYPES)}")
@@ -433,9 +431,7 @@ def _grafted(name: str, device: str, config: dict[str, Any], bf16: bool = False)
     backbone, tokenizer, _ = _backbone(name, device)
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
-        model: CausalQwenForCausalLM = CausalQwenForCausalLM.from_backbone(
-            backbone, tokenizer=tokenizer, quiet=True, **config
-        )
+        model: Any = CausalQwenForCausalLM.from_backbone(backbone, tokenizer=tokenizer, quiet=True, **config)
     model.reads_backbone, model.bf16 = blocks_of(model), bf16
     return model
 
@@ -482,16 +478,14 @@ def _as_columns(X: Any) -> Any:
     """A `datasets.Dataset` or an Arrow table as a dict of columns; anything else as it is."""
     if is_frame(X) or not hasattr(X, "column_names"):  # whose column may be called so
         return X
-    told = getattr(X, "to_pydict", None) or getattr(X, "to_dict", None)
-    if told is None:
-        raise ValueError(
-            f"a {type(X).__name__} has its rows one after the other; collect them into a datasets.Dataset first"
-        )
-    return told()
+    if told := getattr(X, "to_pydict", None) or getattr(X, "to_dict", None):
+        return told()
+    kind = type(X).__name__
+    raise ValueError(f"a {kind} has its rows one after the other; collect them into a datasets.Dataset first")
 
 
 def _is_columns(X: Any) -> bool:
-    return isinstance(X, dict) and not sparse.issparse(X)  # one kind of sparse matrix is a dict
+    return isinstance(X, dict) and not hasattr(X, "shape")  # one kind of sparse matrix is a dict
 
 
 def _is_strings(X: Any) -> bool:

@@ -1,10 +1,7 @@
 """Rows of a table as texts and as numbers: text, category, number, date and missing columns (docs/tables.md).
 
-A row's text is "column: value; column: value; target:", missing values left out. Its numbers are: of each number, the distance
-from the column's median in quartile distances, clipped to 4, and its asinh, unclipped; of each date the same, and its place in
-the year and in the week; of each category, indicators; and a flag for what is missing. Numbers that stand in texts are numbers
-of the row too. Both follow from a `TableReader`, which is fitted once and is plain data. A value that no training row held is
-read as the nearest one (`Column.nearest`), and a column that held one value is left out.
+Both follow from a `TableReader`, which is fitted once and is plain data. A value that no training row held is read as the
+nearest one (`Column.nearest`), and a column that held one value is left out.
 """
 
 import math
@@ -51,7 +48,6 @@ _MOST_PLACES, _GREATEST = (
 )  # numbers in a text that are numbers of the row, from the first on, and beside them the greatest
 _FEWEST_WITH = 0.5  # of the rows have a number at a place, at least, for it to be a number of the row
 _DISTINCT = 0.2  # of the rows: strings of a column that are fewer are a category
-_HALF = re.compile("[\ud800-\udfff]")
 _TRUTH = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
 _MISSING = re.compile(r"#N/A( N/A)?|#NA|-?1\.#(IND|QNAN)|-?(nan|NaN)|<NA>|N/A|n/a|NA|NULL|null|None|")
 """Cells of a CSV that stand for nothing, as pandas reads them."""
@@ -119,7 +115,9 @@ class Column:
         return near, UNKNOWN if cell is None else abs(away - at)
 
     def numbers(self, cells: Sequence[Any]) -> np.ndarray:
-        """Of cells as they are read: float32 [n, size], the flag for what is missing last."""
+        """What cells as they are read say as numbers, float32 [n, size]: of a number its distance from the median in quartile
+        distances, clipped to 4, and its asinh, unclipped; of a date the same, and its place in the year and in the week; of a
+        category indicators; and last a flag for what is missing."""
         parts: list[np.ndarray] = []
         if self.kind == "category":
             said = np.array([cell if cell is None else written(cell) for cell in cells], dtype=object)
@@ -139,10 +137,8 @@ class Column:
 
 @dataclass(frozen=True)
 class TableReader:
-    """How rows are read: the columns, what is asked for, and how many characters of a row are taken.
-
-    target: None where the only column is a text that is taken as it is. inside: numbers that stand in texts.
-    """
+    """How rows are read: the columns, what is asked for, how many characters of a row are taken, and the numbers that stand in
+    texts. target: None where the only column is a text that is taken as it is."""
 
     columns: tuple[Column, ...]
     target: str | None
@@ -158,10 +154,8 @@ class TableReader:
         characters: int = 2000,
         decimal: str | dict[str, str] = "auto",
     ) -> "TableReader":
-        """From the training rows. text: columns that are texts, whatever they look like. decimal: of `decimals_of`.
-
-        Raises ColumnError for a name in `text` that is no column, or a column of values of no kind.
-        """
+        """From the training rows. text: columns that are texts, whatever they look like. decimal: of `decimals_of`. ColumnError
+        for a name in `text` that is no column, or a column of values of no kind."""
         for name in text:
             _check_there(table, name)
         marks = {} if target is None else decimals_of(table, decimal, text)
@@ -169,9 +163,9 @@ class TableReader:
             replace(_column(name, cells, name in text, target is None), decimal=marks.get(name))
             for name, cells in with_numbers(table, marks).items()
         )
-        texts = (column for column in columns if column.kind == "text")
-        inside = (number for text in texts for number in _inside(text, table[text.name], characters))
-        return cls(columns, target, characters, tuple(inside))
+        texts = [column.name for column in columns if column.kind == "text"]
+        inside = tuple(number for name in texts for number in _inside(name, table[name], characters))
+        return cls(columns, target, characters, inside)
 
     @classmethod
     def from_dict(cls, kept: dict[str, Any]) -> "TableReader":
@@ -189,11 +183,9 @@ class TableReader:
 
     def remarks(self, table: Columns) -> list[str]:
         """A line for each column that is read otherwise than it stands: left out, or strings as numbers."""
-        same = [column.name for column in self.columns if column.kind == "constant"]
-        marks = {column.name: column.decimal for column in self.columns if column.decimal}
-        return [f"column {name!r} is left out: it says the same in all rows" for name in same] + told_of_decimals(
-            table, marks
-        )
+        same = (column.name for column in self.columns if column.kind == "constant")
+        lines = [f"column {name!r} is left out: it says the same in all rows" for name in same]
+        return lines + told_of_decimals(table, {one.name: one.decimal for one in self.columns if one.decimal})
 
     def checked(self, table: Columns) -> Columns:
         """The table, its strings that are numbers as such. ColumnError for a column that is missing, that the training rows did
@@ -263,11 +255,9 @@ class TableReader:
 
 def table_of(X: Any) -> Columns:
     """The columns of a list of strings ("text"), a dict of lists, a DataFrame of pandas or polars, or a 2-D array ("x0", "x1",
-    ...; so are those of a DataFrame that are called 0, 1, ...).
-
-    NaN, NaT, None, pandas' NA and empty strings are missing. ColumnError for a number that is infinite or too large for
-    float64, and for a text that is none, by row, counted from 1; for columns of several lengths, and two of one name.
-    """
+    ...; so are those of a DataFrame that are called 0, 1, ...), missing values None (`as_python`). ColumnError for a number
+    that is infinite or too large for float64, and for a text that is none, by row; for columns of several lengths, and two of
+    one name."""
     if isinstance(X, dict):
         pairs = [(str(name), list(cells)) for name, cells in X.items()]
     elif is_frame(X):
@@ -306,7 +296,7 @@ def _cells(name: str, cells: Sequence[Any]) -> list[Any]:
             wrong = "a number is infinite; missing values are NaN"
         elif isinstance(cell, int) and abs(cell) > sys.float_info.max:
             wrong = "a number is too large for float64"
-        elif isinstance(cell, str) and _HALF.search(cell):
+        elif isinstance(cell, str) and re.search("[\ud800-\udfff]", cell):
             wrong = "half of a surrogate pair is no character"
         if wrong:
             raise ColumnError(f"column {name!r}, row {row}: {wrong}")
@@ -321,18 +311,14 @@ def read_table(path: str | os.PathLike, known: Mapping[str, Column] | None = Non
 def read_with_decimals(
     path: str | os.PathLike, known: Mapping[str, Column] | None = None, decimal: str | dict[str, str] = "auto"
 ) -> tuple[Columns, dict[str, str]]:
-    """The columns of a Parquet or JSON lines file, and of a CSV where it is called neither (`suffix_of`).
-
-    Cells of a CSV are missing where pandas has it so: empty, NA, NaN, null, and what it reads likewise. A column is one of
-    numbers where all others are, without zeros before them (01234), and of truth where all are True or False.
+    """The columns of a Parquet or JSON lines file, and of a CSV where it is called neither (`suffix_of`), of which a column is
+    one of numbers where all cells are that are there, and of truth where all are True or False.
 
     known: columns by name; these are read as such, whatever else the file holds, and a level of theirs is never missing.
     decimal: of `decimals_of`, whose answer for the other columns is returned too; they are strings still (`with_numbers`).
 
-    Raises:
-        FileNotFoundError: no such file. ColumnError: a file without rows, or one that cannot be read, by row and column;
-            RowError: a line that is no text.
-        ImportError: a Parquet file where pyarrow is not installed.
+    Raises FileNotFoundError, ColumnError for a file without rows or one that cannot be read, by row and column, RowError for a
+    line that is no text, and ImportError for a Parquet file where pyarrow is not installed.
     """
     path, known = Path(path), known or {}
     if not path.is_file():
@@ -487,7 +473,7 @@ def _measured(name: str, kind: str, there: Sequence[float], missing: bool, place
     return Column(name, kind, middle, width, missing, place=place, ends=(float(kept.min()), float(kept.max())))
 
 
-def _inside(text: Column, cells: Sequence[Any], characters: int) -> Iterator[Column]:
+def _inside(name: str, cells: Sequence[Any], characters: int) -> Iterator[Column]:
     """The numbers in the texts of a column that are to be numbers of the row: those that vary, of many rows; and the greatest
     only where some text has more of them than one."""
     standing = _numbers_in(cells, characters)
@@ -495,7 +481,7 @@ def _inside(text: Column, cells: Sequence[Any], characters: int) -> Iterator[Col
         there = [value for value in numbers if value is not None]
         varies = len(there) >= _FEWEST_WITH * len(cells) and len(set(there)) > 1
         if varies and (place != _GREATEST or any(value is not None for value in standing[1])):
-            yield _measured(text.name, "number", there, len(there) < len(cells), place)
+            yield _measured(name, "number", there, len(there) < len(cells), place)
 
 
 def _numbers_in(cells: Sequence[Any], characters: int) -> dict[int, list[float | None]]:

@@ -21,23 +21,20 @@ from causalqwen.modeling import CausalQwenProcessor
 
 @dataclass(frozen=True)
 class Example:
-    """A row as the model reads it: ids and values of one length, and whose they are, if anybody's.
-
-    class_name: of which kind its numbers are, where the row says so.
-    value_from: the first place whose value is learned and scored; what stands before it is only read.
-    learned: which tokens are labels, the first, which nothing predicts, left aside; None for all. The others are only read.
-    also_right: (place, token) of tokens that are as right as the one at that place, ascending; None where there are none.
-    group: rows of one are held out together.
-    """
+    """A row as the model reads it: ids and values of one length, and whose they are, if anybody's."""
 
     input_ids: list[int]
     numeric_values: list[float]
     individual: str | None = None
-    value_from: int = 0
-    learned: list[bool] | None = None
-    also_right: tuple[tuple[int, int], ...] | None = None
-    class_name: str | None = None
-    group: str | None = None
+    value_from: int = 0  # the first place whose value is learned and scored; what stands before it is only read
+    learned: list[bool] | None = (
+        None  # which tokens are labels, the first, which nothing predicts, left aside; None for all
+    )
+    also_right: tuple[tuple[int, int], ...] | None = (
+        None  # (place, token), ascending: as right as the token at that place
+    )
+    class_name: str | None = None  # of which kind its numbers are, where the row says so
+    group: str | None = None  # rows of one are held out together
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -62,16 +59,13 @@ def encode_rows(
     """Examples of rows, or of dictionaries of their fields (`checked_rows`), in their order. A prompt row becomes its prompt
     followed by `<NUM>` with its value, and so does a question with a number for its answer; numbers in the prompt are read, not
     learned. Of a question with an answer in words, only the answer is learned; of several answers the first, and where another
-    parts from it, that one's token is right too.
-    Digits in the context (`modeling.context`) are read, not learned.
+    parts from it, that one's token is right too. Digits in the context (`modeling.context`) are read, not learned.
 
-    Args:
-        assistant_only: of messages, learn only what the assistant says (transformers' `assistant_only_loss`).
+    assistant_only: of messages, learn only what the assistant says (transformers' `assistant_only_loss`).
 
-    Raises:
-        RowError: a number in a text that float64 cannot hold, a text without tokens, one longer than `max_length` tokens, a
-            further answer that parts from the first at a number of its own, or (`assistant_only`) messages without the
-            assistant, or a chat template that renders a turn otherwise once others follow it.
+    Raises RowError for a number in a text that float64 cannot hold, a text without tokens, one longer than `max_length` tokens,
+    a further answer that parts from the first at a number of its own, or (`assistant_only`) messages without the assistant, or
+    a chat template that renders a turn otherwise once others follow it.
     """
     examples = []
     for row in checked_rows(rows):

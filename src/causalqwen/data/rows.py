@@ -132,13 +132,10 @@ def stream_rows(path: str | os.PathLike, *, values_required: bool = False) -> It
     """The rows of a JSON lines, CSV (`.csv`) or Parquet (`.parquet`) file, one at a time; blank lines are skipped.
 
     Rows are counted from 1 as lines are, those of Parquet by themselves. The file's name is checked when it is called.
+    values_required: refuse prompt rows without a value (training and evaluation need one).
 
-    Args:
-        values_required: refuse prompt rows without a value (training and evaluation need one).
-
-    Raises:
-        FileNotFoundError: no such file. RowError: the first row that cannot be used, or a file without rows.
-        ImportError: a Parquet file where pyarrow is not installed.
+    Raises FileNotFoundError, RowError for the first row that cannot be used or a file without rows, and ImportError for a
+    Parquet file where pyarrow is not installed.
     """
     path = Path(path)
     if not path.is_file():
@@ -149,20 +146,20 @@ def stream_rows(path: str | os.PathLike, *, values_required: bool = False) -> It
 
 
 def _stream(path: Path, values_required: bool) -> Iterator[Row]:
-    row = None
+    place = None
     readers = {".csv": _read_csv, ".parquet": _read_parquet}
-    for row in readers.get(suffix_of(path), _read_jsonl)(path, values_required):
-        yield row
-    if row is None:
+    for place, fields in readers.get(suffix_of(path), _read_jsonl)(path):
+        yield check_row(fields, place, values_required=values_required)
+    if place is None:
         raise RowError(f"{path} holds no rows")
 
 
-def _read_jsonl(path: Path, values_required: bool) -> Iterator[Row]:
+def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
     for place, line in _placed_lines(path):
-        yield parse_row(line, place, values_required=values_required)
+        yield place, _fields_of(line, place)
 
 
-def _read_csv(path: Path, values_required: bool) -> Iterator[Row]:
+def _read_csv(path: Path) -> Iterator[tuple[str, Any]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         for number, cells in enumerate(csv_rows(lines_of(file, path), path.name), start=1):
             place, fields = f"{path.name}, row {number}", dict[str, Any]((n, cell) for n, cell in cells.items() if cell)
@@ -171,7 +168,7 @@ def _read_csv(path: Path, values_required: bool) -> Iterator[Row]:
                     fields["value"] = float(fields["value"])
                 except ValueError:
                     raise RowError(f"{place}, field value: expected a number, found {fields['value'][:40]}") from None
-            yield check_row(fields, place, values_required=values_required)
+            yield place, fields
 
 
 def csv_rows(
@@ -223,13 +220,13 @@ def values_of_lines(path: Path, kind: type[ValueError] = RowError) -> Iterator[t
         yield place, value
 
 
-def _read_parquet(path: Path, values_required: bool) -> Iterator[Row]:
+def _read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
     arrow, number = arrow_for(path), 0
     try:
         with arrow.parquet.ParquetFile(path) as file:
             rows = (fields for batch in file.iter_batches(batch_size=1024) for fields in batch.to_pylist())
             for number, fields in enumerate(rows, start=1):
-                yield check_row(fields, f"{path.name}, row {number}", values_required=values_required)
+                yield f"{path.name}, row {number}", fields
     except (arrow.ArrowException, OSError) as error:
         raise RowError(f"{path.name}, after row {number}: {' '.join(str(error).split())}") from None
 
@@ -243,12 +240,15 @@ def arrow_for(path: Path) -> Any:
 
 def parse_row(line: str, place: str, *, values_required: bool = False) -> Row:
     """One row from a line of JSON; RowError names `place` and the field."""
+    return check_row(_fields_of(line, place), place, values_required=values_required)
 
+
+def _fields_of(line: str, place: str) -> Any:
     def refuse(constant: str) -> None:
         raise RowError(f"{place}: {constant} is not a finite number")
 
     try:
-        fields = json.loads(line, parse_constant=refuse)
+        return json.loads(line, parse_constant=refuse)
     except RowError:
         raise
     except json.JSONDecodeError as error:
@@ -257,7 +257,6 @@ def parse_row(line: str, place: str, *, values_required: bool = False) -> Row:
         raise RowError(f"{place}: it holds a number that is too large for float64") from None
     except RecursionError:
         raise RowError(f"{place}: it is nested too deeply") from None
-    return check_row(fields, place, values_required=values_required)
 
 
 def check_row(fields: Any, place: str, *, values_required: bool = False) -> Row:
