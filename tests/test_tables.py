@@ -484,9 +484,10 @@ def fitted(folder):
     return NumberRegressor(folder).fit(frame, price), frame, price
 
 
-def test_the_python_of_tables_runs(folder, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["tables.md", "tables.zh.md"])
+def test_the_python_of_tables_runs(folder, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    (block,) = python_blocks(ROOT / "docs/tables.md")
+    (block,) = python_blocks(ROOT / "docs" / name)
     X, y = products()
     exec(block.replace("NumberRegressor(", "NumberRegressor(folder, ", 1), {"X": X, "y": y, "folder": folder})
     assert (tmp_path / "model").is_dir()

@@ -84,8 +84,7 @@ def _read(
     values = reading.numbers_of(columns, target)
     of_group = reading.names_of(columns, groups) if groups else None
     say(f"{table.name}: {len(values):,} rows, columns {', '.join(columns)}")
-    plain = {name: cells for name, cells in columns.items() if name not in {*texts, *marks}}
-    for line in mostly_numbers(plain):
+    for line in mostly_numbers({name: cells for name, cells in columns.items() if name not in {*texts, *marks}}):
         say(line)
     return columns, marks, values, of_group
 
@@ -102,8 +101,7 @@ def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device:
     A column that is called as something of the prediction is written as `input_NAME`. ColumnError for one of several types
     where a Parquet file is asked for, which has none.
     """
-    from causalqwen.data.cells import with_numbers
-    from causalqwen.data.columns import ColumnError, numbers_of, read_with_decimals
+    from causalqwen.data.columns import ColumnError, numbers_of, read_with_decimals, with_numbers
     from causalqwen.data.rows import arrow_for, kept_beside
     from causalqwen.files import finite, json_line, suffix_of, write_text, writing
     from causalqwen.modeling.prediction import DESCRIBED, Scored, describe_all
