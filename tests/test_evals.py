@@ -18,24 +18,18 @@ from causalqwen_evals import TASKS, rows
 from conftest import FREE_ROWS, graft_tiny, make_backbone
 
 ROOT = Path(__file__).parent.parent
+NAMES = {"continuations", "last_words", "paragraphs", "numbers_to_choose", "numbers_to_find", "boiling_points"}
 theirs = pytest.mark.filterwarnings("ignore")  # they warn of each other
 
 
 def test_rows_are_the_same_each_time_and_answers_are_among_the_choices():
-    for make in (
-        rows.continuations,
-        rows.last_words,
-        rows.paragraphs,
-        rows.numbers_to_choose,
-        rows.numbers_to_find,
-        rows.boiling,
-    ):
+    for name in NAMES:
+        make = getattr(rows, name.removesuffix("_points"))
         made = make(12)
         assert made == make(12) and len(made) == 12 and all(row["text"] for row in made)
         for row in made:
-            assert "choices" not in row or (
-                row["answer"] in range(len(row["choices"])) and len(set(row["choices"])) > 1
-            )
+            offered = row.get("choices", [0, 1])
+            assert row.get("answer", 0) in range(len(offered)) and len(set(offered)) > 1
     assert all(row["word"].isalnum() and not row["text"].endswith(" ") for row in rows.last_words())
     assert {row["answer"] for row in rows.continuations()} == {0, 1, 2, 3}
     chosen = rows.numbers_to_choose()[0]
@@ -73,15 +67,7 @@ def test_entry_points_and_tasks_are_there():
     for target in ("harness", "inspection"):
         assert (ROOT / f"src/causalqwen_evals/{target}.py").is_file()
     assert "src/causalqwen_evals" in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    names = {path.stem for path in TASKS.glob("*.yaml")}
-    assert names == {
-        "continuations",
-        "last_words",
-        "paragraphs",
-        "numbers_to_choose",
-        "numbers_to_find",
-        "boiling_points",
-    }
+    assert {path.stem for path in TASKS.glob("*.yaml")} == NAMES
 
 
 def test_without_the_extra_one_line_says_what_is_missing(monkeypatch):
@@ -115,9 +101,8 @@ def test_log_likelihoods_and_texts_are_those_of_the_bare_backbone(lm_eval, tiny_
 
     from causalqwen_evals.harness import CausalQwenLM
 
-    bare = HFLM(
-        make_backbone(family, tiny_tokenizer), tokenizer=tiny_tokenizer, backend="causal", batch_size=3, max_length=200
-    )
+    own = {"tokenizer": tiny_tokenizer, "batch_size": 3, "max_length": 200}
+    bare = HFLM(make_backbone(family, tiny_tokenizer), backend="causal", **own)
     graft = graft_tiny(family, tiny_tokenizer)
     with torch.no_grad():
         graft.action.num_row.normal_()
@@ -150,7 +135,7 @@ def test_a_number_is_scored_by_its_law_in_the_harness(lm_eval, tiny_tokenizer):
     bare = HFLM(make_backbone("llama", tiny_tokenizer), tokenizer=tiny_tokenizer, backend="causal")
     of_text = evaluated(bare, ["causalqwen_boiling_points"], limit=4)["samples"]["causalqwen_boiling_points"]
     assert all(sample["crps"] == pytest.approx(sample["error"]) for sample in of_text)
-    kept = pickle.loads(pickle.dumps(Answer("5 K", lambda: laws[0])))
+    kept = pickle.loads(pickle.dumps(Answer("5 K", lambda: laws)))
     assert type(kept) is str and kept == "5 K"
     alone = CausalQwenLM(graft_tiny("llama", tiny_tokenizer, number_context="value"))
     with pytest.raises(ValueError, match="number_context='value' has no tokens for the digits of a number"):
@@ -185,21 +170,21 @@ def test_five_tasks_on_the_default_backbone_bare_and_grafted(lm_eval, smollm2, s
     assert expected["results"]["causalqwen_continuations"]["acc,none"] >= 0.5
 
 
-def assert_served_alike(lm_eval, graft, bare, path, limit):
+@theirs
+def test_the_server_gives_lm_eval_what_the_bare_backbone_gives(lm_eval, tiny_tokenizer, tmp_path):
     """By lm-eval's client for OpenAI's API, from our server: each log-likelihood within 1e-4 nats a token, the same texts."""
+    from lm_eval.models.huggingface import HFLM
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
     from test_serving import serving
 
-    settings = {
-        "tokenizer_backend": "huggingface",
-        "tokenizer": str(path),
-        "batch_size": 2,
-        "max_length": bare.max_length,
-    }
-    with serving(graft) as server:
-        client = LocalCompletionsAPI(f"http://127.0.0.1:{server.port}/v1/completions", model="tiny", **settings)
-        told, expected = (evaluated(lm, ["causalqwen"], limit=limit)["samples"] for lm in (client, bare))
+    tiny_tokenizer.save_pretrained(tmp_path)
+    backbone, other = (make_backbone("llama", tiny_tokenizer, max_position_embeddings=4096) for _ in range(2))
+    bare = HFLM(backbone, tokenizer=tiny_tokenizer, backend="causal", batch_size=2, max_length=4096)
+    own = {"tokenizer": str(tmp_path), "tokenizer_backend": "huggingface", "batch_size": 2, "max_length": 4096}
+    with serving(CausalQwenForCausalLM.from_backbone(other, tokenizer=tiny_tokenizer)) as server:
+        client = LocalCompletionsAPI(f"http://127.0.0.1:{server.port}/v1/completions", model="tiny", **own)
+        told, expected = (evaluated(lm, ["causalqwen"], limit=2)["samples"] for lm in (client, bare))
     compared = 0
     for task, samples in expected.items():
         for sample, of_server in zip(samples, told[task], strict=True):
@@ -208,34 +193,10 @@ def assert_served_alike(lm_eval, graft, bare, path, limit):
                     assert other == one, task
                     continue
                 one, other = (found if isinstance(found, tuple) else (found,) for found in (one, other))
-                assert (
-                    other[0] == pytest.approx(one[0], abs=1e-4 * len(bare.tok_encode(asked[-1])))
-                    and other[1:] == one[1:]
-                )
+                assert other[0] == pytest.approx(one[0], abs=1e-4 * len(bare.tok_encode(asked[-1])))
+                assert other[1:] == one[1:]
                 compared += 1
-    assert compared > 5 * limit
-
-
-@theirs
-def test_the_server_gives_lm_eval_what_the_bare_backbone_gives(lm_eval, tiny_tokenizer, tmp_path):
-    from lm_eval.models.huggingface import HFLM
-
-    tiny_tokenizer.save_pretrained(tmp_path)
-    backbone, other = (make_backbone("llama", tiny_tokenizer, max_position_embeddings=4096) for _ in range(2))
-    bare = HFLM(backbone, tokenizer=tiny_tokenizer, backend="causal", batch_size=2, max_length=4096)
-    assert_served_alike(
-        lm_eval, CausalQwenForCausalLM.from_backbone(other, tokenizer=tiny_tokenizer), bare, tmp_path, limit=2
-    )
-
-
-@theirs
-@pytest.mark.slow
-@pytest.mark.backbone
-def test_the_server_gives_lm_eval_what_the_default_backbone_gives(lm_eval, smollm2, smollm2_folder):
-    from lm_eval.models.huggingface import HFLM
-
-    bare = HFLM(str(smollm2_folder), backend="causal", dtype="float32", device="cpu", batch_size=2)
-    assert_served_alike(lm_eval, smollm2, bare, smollm2_folder, limit=2)
+    assert compared > 10
 
 
 # ---- inspect-ai ------------------------------------------------------------------------------------------------------

@@ -32,17 +32,14 @@ ALLOWED = {
     (
         "causalqwen/modeling/backbones.py",
         "subprocess",
-    ): "pip fetches the default backbone, when `doctor --fetch` or `demo` asks for it",
-    ("causalqwen_cli/serving.py", "socket"): "the server listens",
-    ("causalqwen/serving/listening.py", "socket"): "the server listens",
+    ),  # pip fetches the default backbone for `doctor --fetch` or `demo`
+    ("causalqwen_cli/serving.py", "socket"),  # the server listens
+    ("causalqwen/serving/listening.py", "socket"),
     (
         "causalqwen/modeling/loading.py",
         "pickle",
-    ): "the name of an error, which torch raises where a state holds more than numbers",
-    (
-        "causalqwen/modeling/loading.py",
-        "torch.load",
-    ): "`doctor --scan` reads a run's states, `weights_only`, as training would",
+    ),  # an error's name: torch raises it where a state holds more than numbers
+    ("causalqwen/modeling/loading.py", "torch.load"),  # `doctor --scan` reads states, `weights_only`, as training would
 }
 
 
@@ -71,12 +68,9 @@ def suspects(code: str) -> set[str]:
 
 def test_no_module_unpickles_runs_text_or_opens_a_connection():
     assert len(SOURCES) > 150
-    found = {
-        (str(path.relative_to(ROOT / "src")), what)
-        for path in SOURCES
-        for what in suspects(path.read_text(encoding="utf-8"))
-    }
-    assert found == set(ALLOWED)
+    texts = {str(path.relative_to(ROOT / "src")): path.read_text(encoding="utf-8") for path in SOURCES}
+    found = {(name, what) for name, text in texts.items() for what in suspects(text)}
+    assert found == ALLOWED
 
 
 @pytest.mark.parametrize(
@@ -97,15 +91,8 @@ def test_each_of_them_would_be_found(code, what):
 # ---- what is watched while commands run ------------------------------------------------------------------------------
 
 EVENTS = {
-    *(
-        "pickle.find_class",
-        "socket.connect",
-        "socket.getaddrinfo",
-        "socket.gethostbyname",
-        "socket.bind",
-        "urllib.Request",
-    ),
-    *("os.system", "subprocess.Popen"),
+    *("pickle.find_class", "socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.bind"),
+    *("urllib.Request", "os.system", "subprocess.Popen"),
 }
 COMMANDS = [
     "graft --backbone backbone --output model",

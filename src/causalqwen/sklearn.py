@@ -11,7 +11,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from safetensors.torch import save as bytes_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from causalqwen.data import Example, Row, encode_rows
-from causalqwen.data.columns import FAR, Columns, TableReader, is_frame, is_missing, table_of
+from causalqwen.data.cells import Columns, as_python
+from causalqwen.data.columns import FAR, TableReader, is_frame, table_of
 from causalqwen.extras import extra
 from causalqwen.files import check_sums, write_sums, writing_folder
 from causalqwen.modeling import CausalQwenConfig, CausalQwenForCausalLM, CausalQwenProcessor, NumberPrediction
@@ -43,7 +44,7 @@ from causalqwen.training.settings import STAGES
 from causalqwen.training.whole_backbone import WholeBackbone, blocks_of
 
 with extra("tables", "a table"):
-    from scipy import sparse
+    import pandas as pd
     from sklearn.base import BaseEstimator, RegressorMixin
     from sklearn.utils import check_array, check_consistent_length, check_random_state
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d, validate_data
@@ -67,6 +68,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} cannot be written to a file: give plain values")
 
 
+@dataclass(eq=False, repr=False)
 class NumberRegressor(RegressorMixin, BaseEstimator):
     """The distribution of a number, from texts or from the rows of a table.
 
@@ -75,58 +77,32 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
     of its number, category and date columns. Values follow from both in closed form (`training.closed_form`), and all is chosen
     and calibrated by rows that are left out one by one, or group by group.
 
-    Args:
-        backbone: smollm2-135m, a hub name, or a folder with a decoder; read once in a process.
-        target: what the number is called in a row's text; the name of y, or else "value", by default.
-        text_columns: columns that are texts, whatever they look like.
-        config: fields of `CausalQwenConfig`, over the defaults. settings: of `TrainSettings`, as in a YAML file.
-        characters: how many characters of a row's text are read at most.
-        decimal: the decimal mark of strings that are numbers, as 1.234,50 EUR: "." or ",", by column as a dict, or "auto", what
-            each column tells (`decimals_of`).
-        bf16: take the backbone's products in bfloat16; "auto", where this machine is faster so (`bf16_pays`).
-        cache_dir: folder where the features of rows are kept, 1,024 rows at a time; by default they last as the process does.
-        workers: how many workers of Ray read rows into cache_dir, which all machines have to share (`causalqwen[ray]`); 0 to
-            read them here.
-        device: auto, or a torch device.
-        verbose: tell on stderr what is chosen.
-        random_state: of the rows that are drawn by `sample_weight`: an int, a RandomState, or None.
-
     Attributes:
         model_: the graft. reader_: how rows are read.
         metrics_: scores of the training rows, each predicted without it. choice_: what was chosen: axis, law, kernel, ridge.
         n_features_in_, feature_names_in_: as scikit-learn has them.
     """
 
-    def __init__(
-        self,
-        backbone: str = "smollm2-135m",
-        *,
-        target: str | None = None,
-        text_columns: Sequence[str] | None = None,
-        config: dict[str, Any] | None = None,
-        settings: dict[str, Any] | None = None,
-        characters: int = 2000,
-        decimal: str | dict[str, str] = "auto",
-        bf16: bool | str = "auto",
-        cache_dir: str | None = None,
-        workers: int = 0,
-        device: str = "auto",
-        verbose: bool = False,
-        random_state: Any = None,
-    ) -> None:
-        self.backbone = backbone
-        self.target = target
-        self.text_columns = text_columns
-        self.config = config
-        self.settings = settings
-        self.characters = characters
-        self.decimal = decimal
-        self.bf16 = bf16
-        self.cache_dir = cache_dir
-        self.workers = workers
-        self.device = device
-        self.verbose = verbose
-        self.random_state = random_state
+    backbone: str = "smollm2-135m"  # that name, a hub name, or a folder with a decoder; read once in a process
+    _: KW_ONLY
+    target: str | None = None  # what the number is called in a row's text; else the name of y, else "value"
+    text_columns: Sequence[str] | None = None  # columns that are texts, whatever they look like
+    config: dict[str, Any] | None = None  # fields of `CausalQwenConfig`, over the defaults
+    settings: dict[str, Any] | None = None  # of `TrainSettings`, as in a YAML file
+    characters: int = 2000  # of a row's text that are read at most
+    decimal: str | dict[str, str] = (
+        "auto"  # mark of strings that are numbers: "." or ",", by column, or what each tells
+    )
+    bf16: bool | str = "auto"  # take the backbone's products in bfloat16; auto: where this machine is faster so
+    cache_dir: str | None = (
+        None  # where features of rows are kept, 1,024 rows at a time; else as long as the process lasts
+    )
+    workers: int = (
+        0  # of Ray, which read rows into a cache_dir that all machines share (`causalqwen[ray]`); 0: read here
+    )
+    device: str = "auto"  # or a torch device
+    verbose: bool = False  # tell on stderr what is chosen
+    random_state: Any = None  # of the rows that `sample_weight` draws: an int, a RandomState, or None
 
     # ---- fitting -----------------------------------------------------------------------------------------------------
 
@@ -149,9 +125,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         if self.characters < 1:
             raise ValueError(f"characters={self.characters}: a row's text has one at least")
         if gradients := (self.settings or {}).keys() & {*STAGES, "class_transforms"}:
-            raise ValueError(
-                f"settings: a regressor is fitted in closed form, of one kind of number; leave {gradients.pop()} out"
-            )
+            told = "a regressor is fitted in closed form, of one kind of number"
+            raise ValueError(f"settings: {told}; leave {gradients.pop()} out")
         self._written_params()
         X = _as_columns(X)
         table, values = self._table(X, y)
@@ -196,73 +171,56 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
             if np.abs(y).max(initial=0.0) > FAR:
                 raise ValueError(f"y, row {1 + int(np.abs(y).argmax())}: values are learned to {FAR:.0e}; scale them")
-        frame = is_frame(X)
         # A DataFrame for whoever was fitted on columns by name, as `causalqwen fit` is: in any order, and nothing to warn of.
-        by_name = frame and not reset and not hasattr(self, "feature_names_in_") and self._has_names
-        if not (_is_columns(X) or _is_strings(X) or by_name):
+        by_name = is_frame(X) and not reset and not hasattr(self, "feature_names_in_")
+        by_name = by_name and [*self.reader_.known] != [f"x{place}" for place in range(len(self.reader_.columns))]
+        plain = _is_columns(X) or _is_strings(X)
+        if not (plain or by_name):
             if isinstance(X, list | tuple):
                 X = np.array(X, dtype=object)  # which would make texts of the numbers beside texts
-            how: dict[str, Any] = (
-                {"skip_check_array": True} if frame else {"dtype": None, "ensure_all_finite": "allow-nan"}
-            )
-            X = validate_data(self, X, reset=reset, **how)
+            own: dict[str, Any] = {"dtype": None, "ensure_all_finite": "allow-nan"}
+            X = validate_data(self, X, reset=reset, **({"skip_check_array": True} if is_frame(X) else own))
         table = table_of(X)
         if not table:
             raise ValueError("there is no column to predict from")
         if not next(iter(table.values())):
             raise ValueError("Found array with 0 sample(s) (0 rows) while a minimum of 1 is required.")
         if reset:
-            if _is_columns(X) or _is_strings(X):
+            if plain:
                 self.n_features_in_ = len(table)
             check_consistent_length(next(iter(table.values()), []), y)
         else:
             table = self.reader_.checked(table)
         return table, y
 
-    @property
-    def _has_names(self) -> bool:
-        """Whether the columns are called otherwise than those of an array."""
-        return [*self.reader_.known] != [f"x{place}" for place in range(len(self.reader_.columns))]
-
     def _examples(self, table: Columns, values: np.ndarray) -> list[Example]:
-        """The rows as the model reads them, cut from the right to fit its context, of which the value alone is learned."""
-        model, examples = self.model_, []
-        texts, limit = self.reader_.texts(table, exact=model.copies), model.config.context_length or math.inf
+        """The rows as the model reads them, cut from the right to fit its context, of which the value alone is learned.
+        ValueError for a text that cannot be read, by row."""
+        processor, limit = self.model_.processor, self.model_.config.context_length or math.inf
+        texts = self.reader_.texts(table, exact=self.model_.copies)
         for row, text in enumerate(texts):  # two tokens have a character at least: `<NUM>` and a digit
             told = text.removesuffix(self.reader_.asked("..")[2:])
-            while 2 * len(text) >= limit and (tokens := self._tokens(text, row)) > limit:
-                told = told[: min(len(told) - 1, int(len(told) * limit / tokens))]
-                text = texts[row] = self.reader_.asked(told)
-        pairs = zip(texts, values.tolist(), strict=True)
-        rows = [
-            Row("prompt", f"row {row}", {"prompt": text, "value": value})
-            for row, (text, value) in enumerate(pairs, start=1)
-        ]
-        for example in encode_rows(rows, model.processor, model.config.context_length):
-            examples.append(replace(example, learned=[False] * (len(example) - 1) + [True]))
-        return examples
-
-    def _tokens(self, text: str, row: int) -> int:
-        """How many tokens a row's text has, with that of its number. ValueError for a text that cannot be read, by row."""
-        try:
-            return len(self.model_.processor(text, prompt=True)["input_ids"]) + 1
-        except ValueError as error:
-            raise ValueError(f"row {row + 1}: {error}") from None
-
-    def _kept(self) -> KeptRows:
-        """Where rows are read and kept."""
-        folder, make = Path(self.cache_dir or _process_cache()), partial(_grafted, self.backbone, self.device)
-        if not self.workers:
-            return KeptRows(folder, self.model_)
-        from causalqwen.training.ray_rows import RayReaders
-
-        config, on_gpu = (self.config or {}) | {"copy_numbers": self.model_.copies}, self.model_.device.type == "cuda"
-        make = partial(make, config, self.model_.bf16)
-        return KeptRows(folder, self.model_, RayReaders(make, self.workers, gpus=float(on_gpu)))
+            try:
+                while 2 * len(text) >= limit and (tokens := 1 + len(processor(text, prompt=True)["input_ids"])) > limit:
+                    told = told[: min(len(told) - 1, int(len(told) * limit / tokens))]
+                    text = texts[row] = self.reader_.asked(told)
+            except ValueError as error:
+                raise ValueError(f"row {row + 1}: {error}") from None
+        pairs = enumerate(zip(texts, values.tolist(), strict=True), start=1)
+        rows = [Row("prompt", f"row {row}", {"prompt": text, "value": value}) for row, (text, value) in pairs]
+        encoded = encode_rows(rows, processor, self.model_.config.context_length)
+        return [replace(example, learned=[False] * (len(example) - 1) + [True]) for example in encoded]
 
     def _facts(self, examples: list[Example], columns: np.ndarray) -> TokenFacts:
         """What is told before each row's value: by the whole backbone, and behind it by the columns [n, K], each a block."""
-        facts = self._kept().facts(examples)
+        readers = None
+        if self.workers:
+            from causalqwen.training.ray_rows import RayReaders
+
+            config = (self.config or {}) | {"copy_numbers": self.model_.copies}
+            make = partial(_grafted, self.backbone, self.device, config, self.model_.bf16)
+            readers = RayReaders(make, self.workers, gpus=float(self.model_.device.type == "cuda"))
+        facts = KeptRows(Path(self.cache_dir or _process_cache()), self.model_, readers).facts(examples)
         blocks = facts.reads.blocks[:-NUMBERS]  # the columns hold the numbers of the texts
         told = np.concatenate([facts.reads.array[:, : sum(blocks)], columns], axis=1)
         return replace(facts, reads=Reads(told, [*blocks, *self.reader_.widths], facts.reads.at))
@@ -276,19 +234,20 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
     def predict(self, X: Any, output_type: str = "mean", quantiles: Sequence[float] = QUANTILES) -> Any:
         """One of `OUTPUT_TYPES` for each row.
 
-        mean: of the law's 199 quantiles k/200, clipped to the training range widened by its own width (theory 3.11). median: of
-        the law. mode: the likeliest quantile where these lie closest (`ValueLaw.mode`).
-        quantiles: a list of arrays [n], one per level. full: all of these by name, and `predictions`, a `NumberPrediction` for
-        each row.
+        mean: of the law's 199 quantiles k/200, clipped to the training range widened by its own width (theory 3.11). mode: the
+        likeliest quantile where these lie closest (`ValueLaw.mode`). quantiles: a list of arrays [n], one per level. full: all
+        of these by name, and `predictions`, a `NumberPrediction` for each row.
         """
         if output_type not in OUTPUT_TYPES:
             raise ValueError(f"unknown output_type {output_type!r}; use one of {', '.join(OUTPUT_TYPES)}")
         law, loc, scale = self._laws(X)
         of_new = self.model_.value_law
+
+        def mean() -> torch.Tensor:
+            return of_new.clip(of_new.quantile(loc, scale, CRPS_LEVELS)).mean(-1, keepdim=True)
+
         asked = {
-            "mean": lambda: law.mean_beside(
-                of_new.clip(of_new.quantile(loc, scale, CRPS_LEVELS)).mean(-1, keepdim=True)
-            ),
+            "mean": lambda: law.mean_beside(mean()),
             "median": lambda: law.quantile(loc, scale, torch.tensor([0.5])),
             "mode": lambda: law.or_said(of_new.mode(loc, scale)),
             "quantiles": lambda: law.quantile(loc, scale, torch.tensor(list(quantiles))),
@@ -399,23 +358,20 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
     def _state(self) -> tuple[bytes, dict[str, Any]]:
         """Tensors as safetensors, and the rest as JSON holds it."""
         own = {name: tensor for name, tensor in self.model_.state_dict().items() if not name.startswith("backbone.")}
-        tensors = {f"model.{name}": tensor.detach().cpu().contiguous() for name, tensor in own.items()}
-        about: dict[str, Any] = {
+        return bytes_of({f"model.{name}": tensor.detach().cpu().contiguous() for name, tensor in own.items()}), {
             "format": FORMAT,
             "reader": self.reader_.to_dict(),
             "config": json.loads(self.model_.config.to_json_string()),
             "metrics": self.metrics_,
             "choice": self.choice_,
+            "fingerprint": _backbone(self.backbone, self.device)[2],
+            "n_features_in": self.n_features_in_,
+            "feature_names_in": [str(name) for name in getattr(self, "feature_names_in_", ())],
         }
-        about |= {"fingerprint": _backbone(self.backbone, self.device)[2], "n_features_in": self.n_features_in_}
-        about["feature_names_in"] = [str(name) for name in getattr(self, "feature_names_in_", ())]
-        return bytes_of(tensors), about
 
     def _restore(self, tensors: dict[str, torch.Tensor], about: dict[str, Any]) -> None:
-        if about.get("format") != FORMAT:
-            raise ValueError(
-                f"a regressor of format {about.get('format')} cannot be read here; this is format {FORMAT}"
-            )
+        if (kept := about.get("format")) != FORMAT:
+            raise ValueError(f"a regressor of format {kept} cannot be read here; this is format {FORMAT}")
         backbone, tokenizer, fingerprint = _backbone(self.backbone, self.device)
         if fingerprint != about["fingerprint"]:
             raise ValueError(f"the backbone {self.backbone} is not the one that this regressor was fitted on")
@@ -426,39 +382,30 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             if part is not None:
                 part.to(backbone.dtype)
         model.to(backbone.device)
-        own = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
-        wrong = model.load_state_dict(own, strict=False)
+        wrong = model.load_state_dict({name.removeprefix("model."): one for name, one in tensors.items()}, strict=False)
         missing = [name for name in wrong.missing_keys if not name.startswith("backbone.")]
         if missing or wrong.unexpected_keys:
             raise ValueError(f"the weights of the regressor do not fit its configuration: {(missing or wrong[1])[0]}")
         model.processor = CausalQwenProcessor.of(tokenizer, config)
-        self.model_, self.reader_, self.metrics_ = (
-            model.eval(),
-            TableReader.from_dict(about["reader"]),
-            about["metrics"],
-        )
         model.reads_backbone = blocks_of(model)
         model.bf16 = self._settings.takes_bf16(model)
-        self.choice_ = about["choice"]
-        self.n_features_in_ = about["n_features_in"]
+        self.model_, self.reader_ = model.eval(), TableReader.from_dict(about["reader"])
+        self.metrics_, self.choice_, self.n_features_in_ = about["metrics"], about["choice"], about["n_features_in"]
         if about["feature_names_in"]:
             self.feature_names_in_ = np.array(about["feature_names_in"], dtype=object)
 
     def __getstate__(self) -> dict[str, Any]:
         """Parameters, and what was learned as the bytes that `save` writes: a pickle holds no more code than its parameters."""
         state = dict(super().__getstate__())
-        if "model_" in state:
-            state["learned"] = self._state()
-            for name in [name for name in state if name.endswith("_")]:
-                del state[name]
-        return state
+        if "model_" not in state:
+            return state
+        return {name: value for name, value in state.items() if not name.endswith("_")} | {"learned": self._state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         learned = state.pop("learned", None)
         super().__setstate__(state)
         if learned is not None:
-            weights, about = learned
-            self._restore(tensors_of(weights), about)
+            self._restore(tensors_of(learned[0]), learned[1])
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -484,9 +431,7 @@ def _grafted(name: str, device: str, config: dict[str, Any], bf16: bool = False)
     backbone, tokenizer, _ = _backbone(name, device)
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
-        model: CausalQwenForCausalLM = CausalQwenForCausalLM.from_backbone(
-            backbone, tokenizer=tokenizer, quiet=True, **config
-        )
+        model: Any = CausalQwenForCausalLM.from_backbone(backbone, tokenizer=tokenizer, quiet=True, **config)
     model.reads_backbone, model.bf16 = blocks_of(model), bf16
     return model
 
@@ -505,17 +450,12 @@ def _of_groups(rows: int, groups: Any) -> np.ndarray:
     if groups is not None:
         if isinstance(groups, list | tuple):
             groups = np.array([*groups, None], dtype=object)[:-1]  # 1 and 1.0 are one name, whatever stands beside them
-        groups = column_or_1d(groups)
-        if len(groups) != rows:
-            raise ValueError(f"expected one group per row, got {len(groups)} for {rows}")
-        for row, name in enumerate(groups, start=1):
-            if is_missing(name):
-                raise ValueError(f"groups, row {row}: expected a name, found nothing")
-        try:
-            of_group = np.unique(groups, return_inverse=True)[1]
-        except TypeError:  # of several types, of which none is less than another
-            first: dict[Any, int] = {}
-            of_group = np.array([first.setdefault(name, len(first)) for name in groups.tolist()])
+        names = [as_python(name) for name in column_or_1d(groups).tolist()]
+        if len(names) != rows:
+            raise ValueError(f"expected one group per row, got {len(names)} for {rows}")
+        of_group = pd.factorize(pd.Series(names, dtype=object), sort=True)[0]
+        if of_group.min(initial=0) < 0:
+            raise ValueError(f"groups, row {1 + int(of_group.argmin())}: expected a name, found nothing")
     count = int(of_group.max()) + 1
     if rows < _FEWEST or count < _FEWEST_GROUPS:
         told, and_groups = ("", "") if groups is None else (f" in {count} groups", f", and {_FEWEST_GROUPS} groups")
@@ -538,28 +478,24 @@ def _as_columns(X: Any) -> Any:
     """A `datasets.Dataset` or an Arrow table as a dict of columns; anything else as it is."""
     if is_frame(X) or not hasattr(X, "column_names"):  # whose column may be called so
         return X
-    told = getattr(X, "to_pydict", None) or getattr(X, "to_dict", None)
-    if told is None:
-        raise ValueError(
-            f"a {type(X).__name__} has its rows one after the other; collect them into a datasets.Dataset first"
-        )
-    return told()
+    if told := getattr(X, "to_pydict", None) or getattr(X, "to_dict", None):
+        return told()
+    kind = type(X).__name__
+    raise ValueError(f"a {kind} has its rows one after the other; collect them into a datasets.Dataset first")
 
 
 def _is_columns(X: Any) -> bool:
-    return isinstance(X, dict) and not sparse.issparse(X)  # one kind of sparse matrix is a dict
+    return isinstance(X, dict) and not hasattr(X, "shape")  # one kind of sparse matrix is a dict
 
 
 def _is_strings(X: Any) -> bool:
     """Whether X is a flat list, array or Series of texts, of which some may be missing."""
     if is_frame(X) or _is_columns(X):
         return False
-    if isinstance(X, np.ndarray) or hasattr(X, "to_list") or (hasattr(X, "tolist") and hasattr(X, "ndim")):
+    if hasattr(X, "tolist") or hasattr(X, "to_list"):
         X = np.asarray(X)
-        if X.ndim != 1 or X.dtype.kind not in "UOT":
-            return False
-        X = X.tolist()
-    return isinstance(X, list | tuple) and len(X) > 0 and all(isinstance(x, str) or is_missing(x) for x in X)
+        X = X.tolist() if X.ndim == 1 and X.dtype.kind in "UOT" else None
+    return isinstance(X, list | tuple) and len(X) > 0 and all(isinstance(x, str) or as_python(x) is None for x in X)
 
 
 def _in_float64(model: CausalQwenForCausalLM) -> CausalQwenForCausalLM:

@@ -74,17 +74,17 @@ def _read(
     """The columns of a table without target and groups, their decimal marks, the targets, and the groups; how columns are read
     is said."""
     from causalqwen.data import columns as reading
+    from causalqwen.data.cells import mostly_numbers, told_of_decimals, with_numbers
 
     columns, marks = reading.read_with_decimals(table, reading.as_texts([*texts, groups]), decimal)
-    for line in reading.told_of_decimals(columns, {name: mark for name, mark in marks.items() if name == target}):
+    for line in told_of_decimals(columns, {name: mark for name, mark in marks.items() if name == target}):
         say(line)
     if target in marks:
-        columns |= reading.with_numbers({target: columns[target]}, {target: marks[target]})
+        columns |= with_numbers({target: columns[target]}, {target: marks[target]})
     values = reading.numbers_of(columns, target)
     of_group = reading.names_of(columns, groups) if groups else None
     say(f"{table.name}: {len(values):,} rows, columns {', '.join(columns)}")
-    plain = {name: cells for name, cells in columns.items() if name not in {*texts, *marks}}
-    for line in reading.mostly_numbers(plain):
+    for line in mostly_numbers({name: cells for name, cells in columns.items() if name not in {*texts, *marks}}):
         say(line)
     return columns, marks, values, of_group
 
@@ -101,7 +101,7 @@ def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device:
     A column that is called as something of the prediction is written as `input_NAME`. ColumnError for one of several types
     where a Parquet file is asked for, which has none.
     """
-    from causalqwen.data.columns import ColumnError, known_numbers_of, read_with_decimals, with_numbers
+    from causalqwen.data.columns import ColumnError, numbers_of, read_with_decimals, with_numbers
     from causalqwen.data.rows import arrow_for, kept_beside
     from causalqwen.files import finite, json_line, suffix_of, write_text, writing
     from causalqwen.modeling.prediction import DESCRIBED, Scored, describe_all
@@ -111,7 +111,7 @@ def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device:
     table = with_numbers(*read_with_decimals(source, made.reader_.known, made.decimal))
     target = made.reader_.target or "value"
     has_target = target in table
-    known = known_numbers_of(table, target)
+    known = numbers_of(table, target, some=True)
     to_parquet = suffix_of(output) == ".parquet"
     if to_parquet:
         arrow = arrow_for(output)

@@ -3,6 +3,7 @@
 import inspect
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,18 @@ from causalqwen_evals import rows
 
 
 class Answer(str):
-    """A generated text that knows whom to ask for the law of the number behind its prompt; anything else sees plain text."""
+    """A generated text that knows how to `ask` for the number behind its prompt, as a distribution, whether or not the text has
+    one; anything else sees plain text."""
 
-    def __new__(cls, text: str, ask: Callable[[], NumberPrediction]) -> "Answer":
+    ask: Callable[[], list[NumberPrediction]]
+
+    def __new__(cls, text: str, ask: Callable[[], list[NumberPrediction]]) -> "Answer":
         answer = super().__new__(cls, text)
         answer.ask = ask
         return answer
 
-    ask: Callable[[], NumberPrediction]
-
     def __reduce__(self) -> tuple:
         return str, (str(self),)  # a cache keeps the text alone
-
-    @property
-    def prediction(self) -> NumberPrediction:
-        """The number that follows the prompt, as a distribution, whether or not the text has one."""
-        return self.ask()
 
 
 @register_model("causalqwen")
@@ -81,24 +78,18 @@ class CausalQwenLM(HFLM):
         ValueError for a model whose context holds no digits: its numbers are no tokens.
         """
         if not self.model.config.context.writes:
-            raise ValueError(
-                f"{self.model.config.context} has no tokens for the digits of a number, and this "
-                "harness reads tokens: graft with digits or both"
-            )
-        texts = super().generate_until(requests, disable_tqdm)
-        return [Answer(text, self._asker(request.args[0])) for text, request in zip(texts, requests, strict=True)]
-
-    def _asker(self, prompt: str) -> Callable[[], NumberPrediction]:
-        return lambda: self.model.predict_number(prompt)[0]
+            lacks = f"{self.model.config.context} has no tokens for the digits of a number"
+            raise ValueError(f"{lacks}, and this harness reads tokens: graft with digits or both")
+        texts, ask = super().generate_until(requests, disable_tqdm), self.model.predict_number
+        return [Answer(text, partial(ask, request.args[0])) for text, request in zip(texts, requests, strict=True)]
 
 
 def score_answer(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
     """`process_results` of a task about a number, whose rows have a `value`: see `score_number`. Of any other model than ours,
     and of what a cache kept, the number in the text counts."""
     (answer,) = results
-    return rows.score_number(
-        doc["value"], answer, rows.law_of(answer.prediction) if isinstance(answer, Answer) else None
-    )
+    law = rows.law_of(answer.ask()[0]) if isinstance(answer, Answer) else None
+    return rows.score_number(doc["value"], answer, law)
 
 
 def dataset(kind: str, **settings: Any) -> dict[str, Dataset]:

@@ -5,17 +5,9 @@ from typing import Any
 import anyio
 import torch
 from inspect_ai import Task, task
+from inspect_ai import model as models
 from inspect_ai.dataset import Sample
-from inspect_ai.model import (
-    ChatMessage,
-    ChatMessageUser,
-    GenerateConfig,
-    ModelAPI,
-    ModelOutput,
-    ModelUsage,
-    get_model,
-    modelapi,
-)
+from inspect_ai.model import ChatMessage, GenerateConfig, ModelOutput
 from inspect_ai.scorer import Score, Scorer, Target, mean, scorer, stderr
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.tool import ToolChoice, ToolInfo
@@ -24,10 +16,10 @@ from causalqwen.modeling.loading import load_model
 from causalqwen_evals import rows
 
 _TOKENS = 256
-_PASSED_ON = ("temperature", "top_p", "top_k")
+_PASSED_ON = {"temperature", "top_p", "top_k"}
 
 
-class CausalQwenAPI(ModelAPI):
+class CausalQwenAPI(models.ModelAPI):
     """A grafted model, one request at a time. `--model causalqwen/FOLDER`.
 
     Messages are rendered by the backbone's chat template; where it has none, their texts are put one behind the other. What is
@@ -75,9 +67,8 @@ class CausalQwenAPI(ModelAPI):
     def _written(self, prompt: str, config: GenerateConfig) -> ModelOutput:
         processor = self.model.processor
         inputs = processor(prompt, prompt=True, return_tensors="pt").to(self.model.device)
-        asked: dict[str, Any] = {key: getattr(config, key) for key in _PASSED_ON if getattr(config, key) is not None}
-        if asked.get("temperature") == 0:
-            asked = {}
+        given = {} if config.temperature == 0 else config.model_dump(include=_PASSED_ON, exclude_none=True)
+        asked: dict[str, Any] = {"do_sample": bool(given)} | given
         if config.stop_seqs:
             asked |= {"stop_strings": list(config.stop_seqs), "tokenizer": processor}
         with torch.random.fork_rng(enabled=config.seed is not None):
@@ -85,7 +76,6 @@ class CausalQwenAPI(ModelAPI):
                 torch.manual_seed(config.seed)
             made = self.model.generate(
                 **inputs,
-                do_sample=bool(asked.keys() & set(_PASSED_ON)),
                 max_new_tokens=config.max_tokens or _TOKENS,
                 return_dict_in_generate=True,
                 **asked,
@@ -96,7 +86,7 @@ class CausalQwenAPI(ModelAPI):
         )
         output = ModelOutput.from_content(self.model_name, text)
         new = made.sequences.shape[1] - length
-        output.usage = ModelUsage(input_tokens=length, output_tokens=new, total_tokens=length + new)
+        output.usage = models.ModelUsage(input_tokens=length, output_tokens=new, total_tokens=length + new)
         return output
 
     async def law(self, prompt: str) -> dict[str, list[float]]:
@@ -104,17 +94,9 @@ class CausalQwenAPI(ModelAPI):
         async with self._alone:
             return rows.law_of((await anyio.to_thread.run_sync(self.model.predict_number, prompt))[0])
 
-    async def count_text_tokens(self, text: str) -> int:
-        """By the backbone's own tokenizer."""
-        return len(self.model.processor.tokenizer(text)["input_ids"])
 
-    def max_connections(self) -> int:
-        """One request runs at a time."""
-        return 1
-
-
-@modelapi(name="causalqwen")
-def causalqwen() -> type[ModelAPI]:
+@models.modelapi(name="causalqwen")
+def causalqwen() -> type[models.ModelAPI]:
     """The provider, for `--model causalqwen/FOLDER`."""
     return CausalQwenAPI
 
@@ -125,9 +107,11 @@ def number() -> Solver:
     number alone."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
-        api = get_model().api
+        api = models.get_model().api
         if not isinstance(api, CausalQwenAPI):
-            state.messages[-1] = ChatMessageUser(content=f"Go on with one number and nothing else: {state.input_text}")
+            state.messages[-1] = models.ChatMessageUser(
+                content=f"Go on with one number and nothing else: {state.input_text}"
+            )
             return await generate(state)
         law = await api.law(state.input_text)
         state.metadata["law"] = law
@@ -143,9 +127,8 @@ def crps() -> Scorer:
 
     async def score(state: TaskState, target: Target) -> Score:
         answer = state.output.completion
-        return Score(
-            value=dict(rows.score_number(float(target.text), answer, state.metadata.get("law"))), answer=answer
-        )
+        scores = rows.score_number(float(target.text), answer, state.metadata.get("law"))
+        return Score(value=dict(scores), answer=answer)
 
     return score
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from causalqwen.data.boiling_points import PROMPT, boiling_points
+from causalqwen.data.boiling_points import PROMPT, SIZES, boiling_points
 from causalqwen.data.splits import split_by_entity
 from causalqwen.data.synthetic import choices, questions
 from causalqwen.data.texts import HELD_OUT_YEARS, speech_paragraphs
@@ -62,8 +62,6 @@ def boiling(count: int = 200) -> Rows:
 
     ImportError where the package `chemicals` is not installed.
     """
-    from causalqwen.evaluation.demo import SIZES  # which loads matplotlib
-
     held_out = split_by_entity(boiling_points(), SIZES)["test"]
     return [{"text": PROMPT.format(**record), "value": record["kelvin"]} for record in held_out[:count]]
 

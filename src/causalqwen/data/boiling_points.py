@@ -5,14 +5,13 @@ along (`boiling_points.csv`, see `boiling_points.md`).
 """
 
 import csv
-import json
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from causalqwen.extras import extra
-from causalqwen.files import writing
+from causalqwen.files import json_line, write_text
 from causalqwen.numbers import find_numbers
 
 SENTENCE = "The boiling point of {name} ({formula}) is {value} K."
@@ -40,12 +39,8 @@ def boiling_points() -> list[dict[str, Any]]:
         if name == number or not any(letter.isalpha() for letter in name) or name.lower() in names:
             continue
         names.add(name.lower())
-        record = {
-            "name": name,
-            "formula": compound.formula,
-            "kelvin": round(float(kelvin), 4),
-            "entity": compound.InChI_key.split("-")[0],
-        }
+        record = {"name": name, "formula": compound.formula, "kelvin": round(float(kelvin), 4)}
+        record["entity"] = compound.InChI_key.split("-")[0]
         if len(find_numbers(sentence(record))) == 1:
             records.append(record)
     return records
@@ -64,6 +59,5 @@ def sentence(record: dict[str, Any]) -> str:
 
 def write_sentences(path: Path, records: Sequence[dict[str, Any]]) -> None:
     """A JSONL file of sentences (`text` rows); appears by rename."""
-    with writing(path) as part, part.open("w", encoding="utf-8") as file:
-        for record in records:
-            file.write(json.dumps({"text": sentence(record), "compound": record["name"]}, ensure_ascii=False) + "\n")
+    lines = [json_line({"text": sentence(record), "compound": record["name"]}) for record in records]
+    write_text(path, "".join(lines))

@@ -1,41 +1,40 @@
 """From rows to tokens, values and batches."""
 
+import json
 import math
 import tempfile
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from causalqwen.data.rows import Row, RowError, checked_rows
+from causalqwen.data.rows import Row, RowError, Rows, checked_rows
 from causalqwen.losses import IGNORE_INDEX, NO_TARGET
 from causalqwen.modeling import CausalQwenProcessor
 
 
 @dataclass(frozen=True)
 class Example:
-    """A row as the model reads it: ids and values of one length, and whose they are, if anybody's.
-
-    class_name: of which kind its numbers are, where the row says so.
-    value_from: the first place whose value is learned and scored; what stands before it is only read.
-    learned: which tokens are labels, the first, which nothing predicts, left aside; None for all. The others are only read.
-    also_right: (place, token) of tokens that are as right as the one at that place, ascending; None where there are none.
-    group: rows of one are held out together.
-    """
+    """A row as the model reads it: ids and values of one length, and whose they are, if anybody's."""
 
     input_ids: list[int]
     numeric_values: list[float]
     individual: str | None = None
-    value_from: int = 0
-    learned: list[bool] | None = None
-    also_right: tuple[tuple[int, int], ...] | None = None
-    class_name: str | None = None
-    group: str | None = None
+    value_from: int = 0  # the first place whose value is learned and scored; what stands before it is only read
+    learned: list[bool] | None = (
+        None  # which tokens are labels, the first, which nothing predicts, left aside; None for all
+    )
+    also_right: tuple[tuple[int, int], ...] | None = (
+        None  # (place, token), ascending: as right as the token at that place
+    )
+    class_name: str | None = None  # of which kind its numbers are, where the row says so
+    group: str | None = None  # rows of one are held out together
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -55,25 +54,18 @@ class Example:
 
 
 def encode_rows(
-    rows: Iterable[Row | dict[str, Any]],
-    processor: CausalQwenProcessor,
-    max_length: int | None = None,
-    *,
-    assistant_only: bool = False,
+    rows: Rows, processor: CausalQwenProcessor, max_length: int | None = None, *, assistant_only: bool = False
 ) -> list[Example]:
     """Examples of rows, or of dictionaries of their fields (`checked_rows`), in their order. A prompt row becomes its prompt
     followed by `<NUM>` with its value, and so does a question with a number for its answer; numbers in the prompt are read, not
     learned. Of a question with an answer in words, only the answer is learned; of several answers the first, and where another
-    parts from it, that one's token is right too.
-    Digits in the context (`modeling.context`) are read, not learned.
+    parts from it, that one's token is right too. Digits in the context (`modeling.context`) are read, not learned.
 
-    Args:
-        assistant_only: of messages, learn only what the assistant says (transformers' `assistant_only_loss`).
+    assistant_only: of messages, learn only what the assistant says (transformers' `assistant_only_loss`).
 
-    Raises:
-        RowError: a number in a text that float64 cannot hold, a text without tokens, one longer than `max_length` tokens, a
-            further answer that parts from the first at a number of its own, or (`assistant_only`) messages without the
-            assistant, or a chat template that renders a turn otherwise once others follow it.
+    Raises RowError for a number in a text that float64 cannot hold, a text without tokens, one longer than `max_length` tokens,
+    a further answer that parts from the first at a number of its own, or (`assistant_only`) messages without the assistant, or
+    a chat template that renders a turn otherwise once others follow it.
     """
     examples = []
     for row in checked_rows(rows):
@@ -81,10 +73,11 @@ def encode_rows(
             encoded = processor(row.text(processor), prompt=row.asks_number)
             learned = _learned(row, encoded["input_ids"], processor, assistant_only)
             also_right = _also_right(row, encoded, learned, processor)
-            learned = _without_digits(learned, encoded.digits[0])
         except ValueError as error:
             raise RowError(f"{row.place}, field {row.kind}: {error}") from None
-        ids, values = list(encoded["input_ids"]), list(encoded["numeric_values"])
+        ids, values, digits = list(encoded["input_ids"]), list(encoded["numeric_values"]), encoded.digits[0]
+        if any(digits):  # behind a `<NUM>`, which has been learned as a value already
+            learned = [label and not digit for label, digit in zip(learned or [True] * len(ids), digits, strict=True)]
         value_from = len(ids) if row.asks_number else 0
         if row.asks_number and row.value is not None:
             ids.append(processor.num_token_id)
@@ -94,8 +87,9 @@ def encode_rows(
             raise RowError(f"{row.place}, field {row.kind}: the text has no tokens")
         if max_length is not None and len(ids) > max_length:
             raise RowError(f"{row.place}: {len(ids)} tokens, but the context of this model holds {max_length}")
-        of = (row.individual, value_from, learned, also_right, row.class_name)
-        examples.append(Example(ids, values, *of, group=row.group))
+        examples.append(
+            Example(ids, values, row.individual, value_from, learned, also_right, row.class_name, row.group)
+        )
     return examples
 
 
@@ -109,13 +103,6 @@ def _learned(row: Row, ids: Sequence[int], processor: CausalQwenProcessor, assis
         first, last = (_shared(ids, processor(text)["input_ids"]) for text in (before, through))
         learned[first:last] = [True] * (last - first)
     return learned
-
-
-def _without_digits(learned: list[bool] | None, digits: list[bool]) -> list[bool] | None:
-    """The same without digits behind a `<NUM>`: it has been learned as a value already."""
-    if not any(digits):
-        return learned
-    return [label and not digit for label, digit in zip(learned or [True] * len(digits), digits, strict=True)]
 
 
 def _shared(ids: Sequence[Any], others: Sequence[Any]) -> int:
@@ -148,88 +135,38 @@ def _also_right(
 class EncodedRows(Sequence[Example]):
     """The examples of `encode_rows`, in order, kept on disk: for rows that do not fit into memory.
 
-    Tokens and values lie memory-mapped in unnamed temporary files (in TMPDIR), which are gone with the process; in memory are
-    33 bytes a row. Raises as `encode_rows` does, and RowError for rows without any.
+    They lie as JSON, memory-mapped, in an unnamed temporary file (in TMPDIR), which is gone with the process; in memory are 8
+    bytes a row. Raises as `encode_rows` does, and RowError for rows without any.
     """
 
     def __init__(
-        self,
-        rows: Iterable[Row | dict[str, Any]],
-        processor: CausalQwenProcessor,
-        max_length: int | None = None,
-        *,
-        assistant_only: bool = False,
+        self, rows: Rows, processor: CausalQwenProcessor, max_length: int | None = None, *, assistant_only: bool = False
     ) -> None:
-        self._offsets, self._value_from = array("q", [0]), array("i")
-        self._whole, self._pairs = array("b"), array("q", [0])
-        self._individuals, self._classes, self._groups = _Names(), _Names(), _Names()
-        with (
-            tempfile.TemporaryFile() as ids,
-            tempfile.TemporaryFile() as values,
-            tempfile.TemporaryFile() as learned,
-            tempfile.TemporaryFile() as also_right,
-        ):
+        self._ends, self._classes = array("q", [0]), dict[str | None, None]()
+        with tempfile.TemporaryFile() as file:
             for row in checked_rows(rows):
                 (example,) = encode_rows([row], processor, max_length, assistant_only=assistant_only)
-                ids.write(np.array(example.input_ids, dtype=np.int32).tobytes())
-                values.write(np.array(example.numeric_values, dtype=np.float64).tobytes())
-                learned.write(np.array(example.learned or [True] * len(example), dtype=bool).tobytes())
-                self._whole.append(example.learned is None)
-                pairs = example.also_right or ()
-                also_right.write(np.array(pairs, dtype=np.int32).tobytes())
-                self._pairs.append(self._pairs[-1] + len(pairs))
-                self._offsets.append(self._offsets[-1] + len(example))
-                self._value_from.append(example.value_from)
-                self._individuals.append(example.individual)
-                self._classes.append(example.class_name)
-                self._groups.append(example.group)
+                self._ends.append(self._ends[-1] + file.write(json.dumps(vars(example)).encode()))
+                self._classes[example.class_name] = None
             if len(self) == 0:
                 raise RowError("there are no rows to encode")
-            self._ids, self._values = _mapped(ids, np.int32), _mapped(values, np.float64)
-            self._learned = _mapped(learned, np.bool_)
-            self._also_right = _mapped(also_right, np.int32) if self._pairs[-1] else np.empty(0, dtype=np.int32)
+            file.flush()
+            self._bytes = np.memmap(file, np.uint8, mode="r")
 
     def __len__(self) -> int:
-        return len(self._value_from)
+        return len(self._ends) - 1
 
     @property
     def class_names(self) -> list[str]:
         """All that rows name, in the order in which they first did."""
-        return self._classes.known
+        return [name for name in self._classes if name is not None]
 
     def __getitem__(self, index: Any) -> Any:
         """The example at `index`, one at a time."""
         place = range(len(self))[index]
-        part = slice(self._offsets[place], self._offsets[place + 1])
-        learned = None if self._whole[place] else self._learned[part].tolist()
-        pairs = self._also_right[2 * self._pairs[place] : 2 * self._pairs[place + 1]].reshape(-1, 2).tolist()
-        also_right = tuple((at, token) for at, token in pairs) or None
-        ids, values = self._ids[part].tolist(), self._values[part].tolist()
-        of = (self._individuals[place], self._value_from[place], learned, also_right, self._classes[place])
-        return Example(ids, values, *of, group=self._groups[place])
-
-
-class _Names:
-    """A name or None for each row, 4 bytes a row."""
-
-    def __init__(self) -> None:
-        self._codes, self._code_of = array("i"), dict[str, int]()
-        self.known: list[str] = []
-
-    def append(self, name: str | None) -> None:
-        if name is not None and name not in self._code_of:
-            self._code_of[name] = len(self.known)
-            self.known.append(name)
-        self._codes.append(-1 if name is None else self._code_of[name])
-
-    def __getitem__(self, place: int) -> str | None:
-        code = self._codes[place]
-        return None if code < 0 else self.known[code]
-
-
-def _mapped(file: IO[bytes], dtype: type) -> np.ndarray:
-    file.flush()
-    return np.memmap(file, dtype, mode="r")
+        fields = json.loads(self._bytes[self._ends[place] : self._ends[place + 1]].tobytes())
+        also_right = fields["also_right"] and tuple(map(tuple, fields["also_right"]))
+        return Example(**fields | {"also_right": also_right})
 
 
 def most_also_right(examples: Iterable[Example]) -> int:
@@ -261,30 +198,24 @@ def collate(examples: Sequence[Example], pad_token_id: int) -> dict[str, Tensor]
     Every token is a label but the first, which nothing predicts, padding, and what is only read. Where some row has further
     right tokens, `also_right` [B, S, R] holds them, `NO_TARGET` where there are fewer.
     """
-    length = max(len(example) for example in examples)
-    shape = (len(examples), length)
-    input_ids = torch.full(shape, pad_token_id, dtype=torch.int64)
-    attention_mask = torch.zeros(shape, dtype=torch.int64)
-    numeric_values, numeric_labels = torch.zeros(2, *shape, dtype=torch.float64)
-    for row, example in enumerate(examples):
-        input_ids[row, : len(example)] = torch.tensor(example.input_ids)
-        numeric_values[row, : len(example)] = torch.tensor(example.numeric_values, dtype=torch.float64)
-        numeric_labels[row, : len(example)] = torch.tensor(example.numeric_labels, dtype=torch.float64)
-        attention_mask[row, : len(example)] = 1
-    labels = input_ids.masked_fill(attention_mask == 0, IGNORE_INDEX)
-    for row, example in enumerate(examples):
-        if example.learned is not None:
-            labels[row, : len(example)].masked_fill_(~torch.tensor(example.learned), IGNORE_INDEX)
+
+    def padded(rows: Iterable[Sequence[Any]], padding: float, dtype: torch.dtype) -> Tensor:
+        parts = [torch.tensor(row, dtype=dtype) for row in rows]
+        return pad_sequence(parts, batch_first=True, padding_value=padding)
+
+    input_ids = padded((example.input_ids for example in examples), pad_token_id, torch.int64)
+    learned = padded((example.learned or [True] * len(example) for example in examples), False, torch.bool)
+    labels = input_ids.masked_fill(~learned, IGNORE_INDEX)
     labels[:, 0] = IGNORE_INDEX
     batch = {
         "input_ids": input_ids,
-        "attention_mask": attention_mask,
-        "numeric_values": numeric_values,
+        "attention_mask": padded(([1] * len(example) for example in examples), 0, torch.int64),
+        "numeric_values": padded((example.numeric_values for example in examples), 0.0, torch.float64),
         "labels": labels,
-        "numeric_labels": numeric_labels,
+        "numeric_labels": padded((example.numeric_labels for example in examples), 0.0, torch.float64),
     }
     if most := most_also_right(examples):
-        batch["also_right"] = torch.full((*shape, most), NO_TARGET)
+        batch["also_right"] = torch.full((*input_ids.shape, most), NO_TARGET)
         for row, example in enumerate(examples):
             counts = Counter[int]()
             for at, token in example.also_right or ():

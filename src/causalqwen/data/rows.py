@@ -18,7 +18,8 @@ import csv
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+import sys
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -28,9 +29,6 @@ import numpy as np
 
 from causalqwen.extras import extra
 from causalqwen.files import suffix_of
-
-_SHORT: Any = object()
-"""What a line of CSV lacks that ends before the header does."""
 
 
 class RowError(ValueError):
@@ -113,13 +111,16 @@ class Row:
                 before = processor.apply_chat_template(messages[:place], tokenize=False, add_generation_prompt=True)
                 through = processor.apply_chat_template(messages[: place + 1], tokenize=False)
                 if not whole.startswith(through) or not through.startswith(before):
-                    raise ValueError(
-                        "the chat template does not write turns one after the other, so that none can be told apart"
-                    )
+                    told = "the chat template does not write turns one after the other, so that none can be told apart"
+                    raise ValueError(told)
                 answers.append((before, through))
         if not answers:
             raise ValueError("the assistant says nothing here, and with assistant_only_loss nothing else is learned")
         return answers
+
+
+Rows = Iterable[Row | dict[str, Any]]
+"""Rows, or dictionaries of their fields, as a `datasets.Dataset` has them."""
 
 
 def read_rows(path: str | os.PathLike, *, values_required: bool = False) -> list[Row]:
@@ -131,13 +132,10 @@ def stream_rows(path: str | os.PathLike, *, values_required: bool = False) -> It
     """The rows of a JSON lines, CSV (`.csv`) or Parquet (`.parquet`) file, one at a time; blank lines are skipped.
 
     Rows are counted from 1 as lines are, those of Parquet by themselves. The file's name is checked when it is called.
+    values_required: refuse prompt rows without a value (training and evaluation need one).
 
-    Args:
-        values_required: refuse prompt rows without a value (training and evaluation need one).
-
-    Raises:
-        FileNotFoundError: no such file. RowError: the first row that cannot be used, or a file without rows.
-        ImportError: a Parquet file where pyarrow is not installed.
+    Raises FileNotFoundError, RowError for the first row that cannot be used or a file without rows, and ImportError for a
+    Parquet file where pyarrow is not installed.
     """
     path = Path(path)
     if not path.is_file():
@@ -148,44 +146,47 @@ def stream_rows(path: str | os.PathLike, *, values_required: bool = False) -> It
 
 
 def _stream(path: Path, values_required: bool) -> Iterator[Row]:
-    row = None
-    for row in _READERS.get(suffix_of(path), _read_jsonl)(path, values_required):
-        yield row
-    if row is None:
+    place = None
+    readers = {".csv": _read_csv, ".parquet": _read_parquet}
+    for place, fields in readers.get(suffix_of(path), _read_jsonl)(path):
+        yield check_row(fields, place, values_required=values_required)
+    if place is None:
         raise RowError(f"{path} holds no rows")
 
 
-def _read_jsonl(path: Path, values_required: bool) -> Iterator[Row]:
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(lines_of(file, path), start=1):
-            if line.strip():
-                yield parse_row(line, f"{path.name}, row {number}", values_required=values_required)
+def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
+    for place, line in _placed_lines(path):
+        yield place, _fields_of(line, place)
 
 
-def _read_csv(path: Path, values_required: bool) -> Iterator[Row]:
+def _read_csv(path: Path) -> Iterator[tuple[str, Any]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader, number = csv.DictReader(lines_of(file, path), strict=True, restval=_SHORT), 0
-        try:
-            header = reader.fieldnames or ()
-            if twice := [name for place, name in enumerate(header) if name in header[:place]]:
-                raise RowError(f"{path.name}: two columns are called {twice[0]!r}")
-            for number, cells in enumerate(reader, start=1):
-                place = f"{path.name}, row {number}"
-                if None in cells:
-                    raise RowError(f"{place}: more cells than the header has")
-                if _SHORT in cells.values():
-                    raise RowError(f"{place}: fewer cells than the header has")
-                fields: dict[str, Any] = {name: cell for name, cell in cells.items() if cell}
-                if "value" in fields:
-                    try:
-                        fields["value"] = float(fields["value"])
-                    except ValueError:
-                        raise RowError(
-                            f"{place}, field value: expected a number, found {fields['value'][:40]}"
-                        ) from None
-                yield check_row(fields, place, values_required=values_required)
-        except csv.Error as error:
-            raise RowError(f"{path.name}, after row {number}: {error}") from None
+        for number, cells in enumerate(csv_rows(lines_of(file, path), path.name), start=1):
+            place, fields = f"{path.name}, row {number}", dict[str, Any]((n, cell) for n, cell in cells.items() if cell)
+            if "value" in fields:
+                try:
+                    fields["value"] = float(fields["value"])
+                except ValueError:
+                    raise RowError(f"{place}, field value: expected a number, found {fields['value'][:40]}") from None
+            yield place, fields
+
+
+def csv_rows(
+    lines: Iterable[str], name: str, kind: type[ValueError] = RowError, delimiter: str = ","
+) -> Iterator[dict[str, str]]:
+    """The rows of a CSV by its header, blank lines skipped. An error of that kind names the file, and a row that has more or
+    fewer cells than the header, or behind which a quote stays open, or a column that is there twice."""
+    reader, number = filter(None, csv.reader(lines, strict=True, delimiter=delimiter)), 0
+    try:
+        header = next(reader, [])
+        if twice := [column for place, column in enumerate(header) if column in header[:place]]:
+            raise kind(f"{name}: column {twice[0]!r} is there twice")
+        for number, cells in enumerate(reader, start=1):
+            if len(cells) != len(header):
+                raise kind(f"{name}, row {number}: {len(cells)} cells, and the header has {len(header)}")
+            yield dict(zip(header, cells, strict=True))
+    except csv.Error as error:
+        raise kind(f"{name}, after row {number}: {error}") from None
 
 
 def lines_of(file: Iterator[str], path: Path) -> Iterator[str]:
@@ -200,28 +201,32 @@ def lines_of(file: Iterator[str], path: Path) -> Iterator[str]:
         raise RowError(f"{path.name}, line {number}: not UTF-8 text ({error.reason})") from None
 
 
-def values_of_lines(path: Path, kind: type[ValueError] = RowError) -> Iterator[tuple[str, Any]]:
-    """The values of a JSON lines file, each with its place ("asked.jsonl, row 3"); blank lines are skipped. kind: of the error
-    that tells of a line that is none."""
+def _placed_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """The lines of a text file that are not blank, each behind its place ("asked.jsonl, row 3")."""
     with path.open(encoding="utf-8-sig") as file:
-        lines = list(lines_of(file, path))
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            place = f"{path.name}, row {number}"
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise kind(f"{place}: not JSON ({error})") from None
-            yield place, value
+        for number, line in enumerate(lines_of(file, path), start=1):
+            if line.strip():
+                yield f"{path.name}, row {number}", line
 
 
-def _read_parquet(path: Path, values_required: bool) -> Iterator[Row]:
+def values_of_lines(path: Path, kind: type[ValueError] = RowError) -> Iterator[tuple[str, Any]]:
+    """The values of a JSON lines file, each with its place; blank lines are skipped. kind: of the error that tells of a line
+    that is none."""
+    for place, line in _placed_lines(path):
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise kind(f"{place}: not JSON ({error})") from None
+        yield place, value
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
     arrow, number = arrow_for(path), 0
     try:
         with arrow.parquet.ParquetFile(path) as file:
             rows = (fields for batch in file.iter_batches(batch_size=1024) for fields in batch.to_pylist())
             for number, fields in enumerate(rows, start=1):
-                yield check_row(fields, f"{path.name}, row {number}", values_required=values_required)
+                yield f"{path.name}, row {number}", fields
     except (arrow.ArrowException, OSError) as error:
         raise RowError(f"{path.name}, after row {number}: {' '.join(str(error).split())}") from None
 
@@ -233,22 +238,25 @@ def arrow_for(path: Path) -> Any:
     return pyarrow
 
 
-_READERS: dict[str, Callable[[Path, bool], Iterator[Row]]] = {".csv": _read_csv, ".parquet": _read_parquet}
-
-
 def parse_row(line: str, place: str, *, values_required: bool = False) -> Row:
     """One row from a line of JSON; RowError names `place` and the field."""
+    return check_row(_fields_of(line, place), place, values_required=values_required)
+
+
+def _fields_of(line: str, place: str) -> Any:
+    def refuse(constant: str) -> None:
+        raise RowError(f"{place}: {constant} is not a finite number")
+
     try:
-        fields = json.loads(line, parse_constant=_refuse_constant)
+        return json.loads(line, parse_constant=refuse)
+    except RowError:
+        raise
     except json.JSONDecodeError as error:
         raise RowError(f"{place}: not JSON ({error.msg.removesuffix(' at')} at character {error.pos})") from None
-    except _NotFiniteError as error:
-        raise RowError(f"{place}: {error} is not a finite number") from None
     except ValueError:  # Python refuses integers of thousands of digits
         raise RowError(f"{place}: it holds a number that is too large for float64") from None
     except RecursionError:
         raise RowError(f"{place}: it is nested too deeply") from None
-    return check_row(fields, place, values_required=values_required)
 
 
 def check_row(fields: Any, place: str, *, values_required: bool = False) -> Row:
@@ -275,9 +283,8 @@ def check_row(fields: Any, place: str, *, values_required: bool = False) -> Row:
         if not isinstance(given, str | int | None) or isinstance(given, bool) or given == "":
             raise RowError(f"{place}, field {name}: expected a name, found {_shown(given)}")
     if kind == "prompt" and values_required and fields.get("value") is None:
-        raise RowError(
-            f"{place}, field value: a prompt needs the value that follows it here; found {', '.join(fields)}"
-        )
+        told = f"a prompt needs the value that follows it here; found {', '.join(fields)}"
+        raise RowError(f"{place}, field value: {told}")
     return Row(kind, place, fields)
 
 
@@ -290,7 +297,7 @@ def kept_beside(fields: dict[str, Any], made: Collection[str]) -> dict[str, Any]
     return {names[name]: cell for name, cell in fields.items()}
 
 
-def checked_rows(rows: "Iterable[Row | dict[str, Any]]") -> Iterator[Row]:
+def checked_rows(rows: Rows) -> Iterator[Row]:
     """Rows as they are, and dictionaries of fields (a `datasets.Dataset`, a list) as rows, counted from 1; RowError for one
     that cannot be used."""
     for number, row in enumerate(rows, start=1):
@@ -306,14 +313,6 @@ def _plain(cell: Any, name: str) -> Any:
     if isinstance(cell, Decimal) and name in ("value", "answer"):
         return math.nan if cell.is_nan() else float(cell)
     return cell.item() if isinstance(cell, np.number) else cell
-
-
-class _NotFiniteError(Exception):
-    pass
-
-
-def _refuse_constant(name: str) -> None:
-    raise _NotFiniteError(name)
 
 
 def _check_question(fields: dict[str, Any], place: str, answer_required: bool) -> None:
@@ -352,11 +351,7 @@ def _check_value(value: Any, place: str, name: str) -> None:
         raise RowError(f"{place}, field {name}: expected a number, found {_shown(value)}")
     if value != value:
         raise RowError(f"{place}, field {name}: NaN is not a finite number")
-    try:
-        finite = math.isfinite(float(value))
-    except OverflowError:
-        finite = False
-    if not finite:
+    if abs(value) > sys.float_info.max:
         raise RowError(f"{place}, field {name}: the number is too large for float64")
 
 
@@ -364,6 +359,5 @@ def _check_messages(messages: Any, place: str) -> None:
     if not isinstance(messages, list) or not messages:
         raise RowError(f"{place}, field messages: expected a list of messages with role and content")
     for index, message in enumerate(messages):
-        complete = isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
-        if not complete:
+        if not (isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))):
             raise RowError(f"{place}, field messages[{index}]: expected text under role and content")

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from causalqwen.data import Example
-from causalqwen.data.columns import Columns
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.parts.copying import Candidates
 
@@ -25,7 +25,7 @@ class NumberTable:
     values: np.ndarray
     candidates: Candidates | None = None
     class_name: str | None = None
-    cells: Columns | None = None
+    cells: dict[str, list[Any]] | None = None
 
     def __len__(self) -> int:
         return len(self.prompts)
