@@ -945,12 +945,10 @@ def test_settings_come_from_yaml(tmp_path):
         ("values: false", "nothing to train"),
         ("heads: {domain: law, score_matrix: own}", "a domain is trained alone: leave score_matrix out"),
         ("heads: {score_matrix: mine}", "score_matrix: input should be 'kept', 'own' or 'shared', got 'mine'"),
-        ("heads: {closeness: 1.0}", "s.yaml, heads: closeness does nothing without domain"),
         ("heads: {domain_limit: null}", "domain_limit does nothing without domain"),
         ("lora: {negatives: 8}", "s.yaml, lora: negatives does nothing without whole_vocabulary"),
         ("lora: {anchor_text: a.txt}", "anchor_text does nothing without anchor"),
         ("backbone: {anchor_tokens: 8}", "anchor_tokens does nothing without anchor"),
-        ("ovr_impl: chunked", "ovr_impl does nothing without a stage on L_cls"),
     ],
 )
 def test_wrong_settings_are_named(tmp_path, text, message):

@@ -173,7 +173,6 @@ def _learn(
     settings = as_it_was(settings, model)
     set_levels(model, None)
     fit_axes(model.config, numbers, settings.value_transform, settings)
-    model.ovr_impl = settings.ovr_impl
     # Few rows that were held out here calibrate alone: no state of the weights is chosen by them.
     trained = dataclasses.replace(run, settings=settings, eval_examples=[] if few else run.eval_examples)
     for name in stages:
@@ -209,7 +208,7 @@ def _by_people(
     if not choice.has_enough:
         return dataclasses.replace(settings, values=choice.stage_of(examples))
     chosen = choice.made()
-    apply(model, chosen.config, settings.seed)
+    apply(model, {"value_family": chosen.family}, settings.seed)
     return dataclasses.replace(
         settings,
         values=choice.stage_of(examples, chosen.share),
