@@ -35,7 +35,7 @@ from causalqwen.training import (
 from causalqwen.training import settings as settings_module
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.batches import FactRows
-from causalqwen.training.features import COLUMNS, REST, batches_by_length, facts_keys, known_of_number
+from causalqwen.training.features import COLUMNS, REST, batches_by_length, facts_key, known_of_number
 from causalqwen.training.scores import individual_prob_sums
 from causalqwen.training.stages import _center
 from causalqwen.training.trainer import CausalTrainer, MetricsFile, TrainedForCausalLM, last_checkpoint
@@ -148,11 +148,10 @@ def test_a_trainer_sets_the_mode_of_what_somebody_else_changed(model):
 
 @pytest.mark.parametrize("copying", [False, True])
 def test_rows_that_numbers_are_learned_from_are_read_without_the_rest(tiny_tokenizer, tmp_path, monkeypatch, copying):
-    """What is kept of them is what is kept with the rest, which serves them too; nothing is scored by them."""
+    """What is kept of them is what is kept with the rest; nothing is scored by them."""
     model = graft_tiny("qwen2", tiny_tokenizer, copy_numbers=copying)
     rows = examples(model, 6)
     whole = FactStore.build(model, rows, tmp_path / "whole")
-    assert FactStore.build(model, rows, tmp_path / "whole", rest=False).folder == whole.folder
     with monkeypatch.context() as patched:
         patched.setattr(features, "_rest_facts", lambda *args: pytest.fail("scores of all words were made"))
         patched.setattr(Chain, "log_partition", lambda *args: pytest.fail("scores of all words were made"))
@@ -236,16 +235,16 @@ def test_facts_are_kept_under_a_key_of_all_that_they_depend_on(model, tmp_path):
     store.facts.features[:] = 0.0  # memory-mapped; what is written to it never reaches the file
     np.testing.assert_array_equal(FactStore.build(model, rows, tmp_path).facts.features, kept)
     assert isinstance(store.facts.features.base, np.memmap)
-    key = facts_keys(model, rows)
+    key = facts_key(model, rows)
     with torch.no_grad():  # what stage 1 trains does not matter
         model.action.num_row += 1
         model.value_branch.residual.last.weight += 1
-    assert facts_keys(model, rows) == key
+    assert facts_key(model, rows) == key
     assert FactStore.build(model, rows, tmp_path).folder == store.folder
-    assert facts_keys(model, rows[:4]) != key
+    assert facts_key(model, rows[:4]) != key
     with torch.no_grad():
         model.backbone.model.norm.weight += 1e-3
-    assert facts_keys(model, rows) != key
+    assert facts_key(model, rows) != key
     assert not list(tmp_path.glob("*.part*"))
 
 
@@ -397,7 +396,7 @@ def test_losses_of_several_right_answers_are_those_of_the_model(tiny_tokenizer, 
 def test_what_is_also_right_is_part_of_the_key(model, tmp_path):
     rows = questions(model)
     fewer = [dataclasses.replace(rows[0], also_right=rows[0].also_right[:1]), *rows[1:]]
-    assert facts_keys(model, fewer) != facts_keys(model, rows)
+    assert facts_key(model, fewer) != facts_key(model, rows)
     store = FactStore.build(model, rows, tmp_path)  # the first and the last row differ in what is right alone
     assert store[0].rest_loss[0] != store[4].rest_loss[0] and (store[4].also_right == -1).all()
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Subset
 
 from causalqwen.data import Example
 from causalqwen.files import write_text
@@ -23,7 +24,7 @@ from causalqwen.training import ranks
 from causalqwen.training.axes import LearnedNumbers, fit_axes, numbers_learned
 from causalqwen.training.batches import rows_of_people
 from causalqwen.training.features import FactStore
-from causalqwen.training.held_out import Drawn
+from causalqwen.training.held_out import some_of
 from causalqwen.training.scores import joint_losses
 from causalqwen.training.settings import ChosenStage, TrainSettings, ValueStage
 from causalqwen.training.stages import TRAINERS, Run
@@ -193,10 +194,10 @@ class ChoiceOfPeople:
         """The facts of each fold's rows: all ways to read values share the features."""
 
         def opened(rows: Sequence[Example]) -> FactStore:
-            whole = rows.examples if isinstance(rows, Drawn) else rows
+            whole: Any = rows.dataset if isinstance(rows, Subset) else rows
             scored = whole is self.eval_examples
             store = FactStore.build(self.model, whole, self.work, title="reading rows", rest=scored)
-            return store.of_some(rows.indices) if isinstance(rows, Drawn) else store
+            return store.of_some(rows.indices) if isinstance(rows, Subset) else store
 
         return [(opened(rows), opened(held)) for rows, held in self.folds]
 
@@ -299,7 +300,7 @@ class ChoiceOfPeople:
 def _rows(examples: Sequence[Example], people: list[list[int]]) -> Sequence[Example]:
     """The rows of some people, in their order."""
     rows = sorted(row for person in people for row in person)
-    return examples if len(rows) == len(examples) else Drawn(examples, rows)
+    return examples if len(rows) == len(examples) else some_of(examples, rows)
 
 
 def apply(model: CausalQwenForCausalLM, config: dict[str, Any], seed: int) -> None:

@@ -10,7 +10,7 @@ from causalqwen.data import Example
 from causalqwen.files import check_sums
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.training.candidates import KeptNumbers
-from causalqwen.training.features import FactStore, Reads, TokenFacts, facts_keys, row_digest, telling_kept
+from causalqwen.training.features import FactStore, Reads, TokenFacts, facts_key, row_digest, telling_kept
 
 _ROWS = "rows.npy"
 _OF_BLOCK = 1024
@@ -33,7 +33,7 @@ class KeptRows:
         self, folder: Path, model: CausalQwenForCausalLM, read: "Callable[[KeptRows, list[Block]], None] | None" = None
     ) -> None:
         self.model, self.root, self.read = model, Path(folder), read or _one_by_one
-        self.folder = self.root / facts_keys(model, [], rest=False)[0][:24]
+        self.folder = self.root / facts_key(model, [], rest=False)[:24]
         self._whole: set[Path] = set()
         self._known: tuple[dict[bytes, tuple[int, int]], list[Path]] = {}, []
 
