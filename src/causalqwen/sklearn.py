@@ -38,7 +38,7 @@ from causalqwen.parts.copying import Candidates, joined
 from causalqwen.training import FactStore, TrainSettings
 from causalqwen.training.copies import say_again
 from causalqwen.training.features import Reads, TokenFacts
-from causalqwen.training.kept_rows import KeptRows
+from causalqwen.training.kept_rows import KeptRows, RayReaders
 from causalqwen.training.settings import STAGES
 from causalqwen.training.whole_backbone import WholeBackbone, blocks_of
 
@@ -254,8 +254,6 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         folder, make = Path(self.cache_dir or _process_cache()), partial(_grafted, self.backbone, self.device)
         if not self.workers:
             return KeptRows(folder, self.model_)
-        from causalqwen.training.ray_rows import RayReaders
-
         config, on_gpu = (self.config or {}) | {"copy_numbers": self.model_.copies}, self.model_.device.type == "cuda"
         make = partial(make, config, self.model_.bf16)
         return KeptRows(folder, self.model_, RayReaders(make, self.workers, gpus=float(on_gpu)))

@@ -46,13 +46,12 @@ def score_tokens(
         ovr_sum_median; on positions whose next token is a word, mean nats of the softmax over loc_S (softmax_nll), of the
         normalised P_k (ovr_nll) and of the backbone (backbone_nll); perplexity and ovr_perplexity, e to the first two;
         backbone_agreement, how often the decision is the backbone's argmax; and, where there are numbers, those of
-        `score_values`, and two that join words and numbers (architecture 4.3.3): consistency, how often a number is announced
-        by the decision and lies in its 90% interval, announced, how often it is announced at all, of value_count numbers;
-        combined, the mean of accuracy and of 1 - mae / (the mae of these
-        numbers' own median). Where the model copies, values are scored under the mixture, and `copied` is the share of them
-        whose answer is a number of the context (more than half of the probability). Where classes are named, `classes` holds
-        the scores of each by name (`score_classes`; own_levels: whether it has levels of its own). Where a domain is asked,
-        domain_divergence and its largest value: D(U, U_base) per position.
+        `score_values`, announced, how often one of the value_count numbers is announced by the decision, and two that join
+        words and numbers (architecture 4.3.3): consistency, how often a number is announced and lies in its 90% interval;
+        combined, the mean of accuracy and of 1 - mae / (the mae of these numbers' own median). Where the model copies, values
+        are scored under the mixture, and `copied` is the share of them whose answer is a number of the context (more than half
+        of the probability). Where classes are named, `classes` holds the scores of each by name (`score_classes`; own_levels:
+        whether it has levels of its own). Where a domain is asked, domain_divergence and its largest value: D(U, U_base).
         `dist`: mean, median, std and iqr of loc_U, scale_U and |b_noise|, and the median sum of P_k, keys as in overview 5.4;
         beside it that of one drawn individual (`individual_prob_sums`), at 64 positions of each block, if `watched`.
         `values`: loc, scale (on the axis) and value of every number, float64 [n] each, for plots and rivals, and interval
@@ -77,7 +76,10 @@ def score_tokens(
         **_number_detection(column["is_num"], column["decided_num"]),
     }
     words = ~column["is_num"]
-    metrics |= _score_words(column, words) if bool(words.any()) else {}
+    if bool(words.any()):
+        nats = {name: column[name][words].double().mean().item() for name in ("softmax_nll", "ovr_nll", "backbone_nll")}
+        perplexity = {"perplexity": math.exp(nats["softmax_nll"]), "ovr_perplexity": math.exp(nats["ovr_nll"])}
+        metrics |= nats | perplexity | {"backbone_agreement": column["agrees"].double().mean().item()}
     of_new = law_of_new(model, classes)
     values = {name: column[name].double() for name in ("loc", "scale", "value")}
     reg_loss = _score_numbers(model, of_new, column, columns, values, metrics, classes) if len(values["value"]) else 0.0
@@ -87,13 +89,6 @@ def score_tokens(
         metrics |= {"domain_divergence": column["distance"].mean().item()}
         metrics |= {"domain_divergence_max": column["distance"].max().item()}
     return {"metrics": metrics, "dist": dist, "values": values, "law": of_new}
-
-
-def _score_words(column: dict[str, Tensor], words: Tensor) -> dict[str, float]:
-    """Mean nats and perplexities where a word follows, words: bool [n]."""
-    nats = {name: column[name][words].double().mean().item() for name in ("softmax_nll", "ovr_nll", "backbone_nll")}
-    perplexity = {"perplexity": math.exp(nats["softmax_nll"]), "ovr_perplexity": math.exp(nats["ovr_nll"])}
-    return nats | perplexity | {"backbone_agreement": column["agrees"].double().mean().item()}
 
 
 def _states(column: dict[str, Tensor], noise: Tensor) -> dict[str, float]:
