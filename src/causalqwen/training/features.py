@@ -107,6 +107,11 @@ class TokenFacts:
         return torch.cat([features, torch.from_numpy(self.reads.array[self.reads.at[taken.numpy()]])], dim=-1)
 
     @property
+    def learned(self) -> np.ndarray:
+        """Whether each position precedes a number that is learned, bool [N]."""
+        return np.isfinite(self.values)
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """Names of those that there are."""
         return tuple(name for name in COLUMNS if getattr(self, name) is not None)

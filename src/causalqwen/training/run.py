@@ -327,8 +327,7 @@ def _covered_by_others(
     fold = np.empty(len(facts), dtype=np.int64)
     for place, rows in enumerate(rows_together(run.eval_examples)):
         fold[rows] = place % _FOLDS
-    is_value = (np.asarray(facts.facts.targets) == config.num_token_id) & np.isfinite(facts.facts.values)
-    fold = np.repeat(fold, np.diff(facts.offsets))[is_value]
+    fold = np.repeat(fold, np.diff(facts.offsets))[facts.facts.learned]
     kept = {name: getattr(config, name) for name in ("interval_levels", "interval_kinds", "class_interval_levels")}
     inside = []
     for part in np.unique(fold):

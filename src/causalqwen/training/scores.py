@@ -85,9 +85,8 @@ def score_tokens(
     reg_loss = _score_numbers(model, of_new, column, columns, values, metrics, classes) if len(values["value"]) else 0.0
     metrics["reg_loss"] = reg_loss
     metrics["loss"] = metrics["cls_loss"] + model.config.value_loss_weight * reg_loss
-    if "distance" in column:
-        metrics |= {"domain_divergence": column["distance"].mean().item()}
-        metrics |= {"domain_divergence_max": column["distance"].max().item()}
+    if (away := column.get("distance")) is not None:
+        metrics |= {"domain_divergence": away.mean().item(), "domain_divergence_max": away.max().item()}
     return {"metrics": metrics, "dist": dist, "values": values, "law": of_new}
 
 
@@ -154,7 +153,7 @@ def joint_losses(
     owner = np.empty(len(store), dtype=np.int64)
     for index, rows in enumerate(groups):
         owner[rows] = index if index < people else people - 1 - index
-    at = np.flatnonzero((np.asarray(facts.targets) == model.config.num_token_id) & np.isfinite(facts.values))
+    at = np.flatnonzero(facts.learned)
     at = at if keep is None else at[keep.numpy()]
     whose = owner[np.repeat(np.arange(len(store)), np.diff(store.offsets))[at]]
     order = np.argsort(whose, kind="stable")
@@ -164,7 +163,7 @@ def joint_losses(
     ends = np.flatnonzero(np.diff(whose[order], append=people)) + 1  # behind each one's
     begins = np.concatenate([[0], ends[:-1]])
     last = np.concatenate(
-        [np.append(np.arange(first + _OF_ONE, end, _OF_ONE), end) for first, end in zip(begins, ends, strict=True)]
+        [[*range(first + _OF_ONE, end, _OF_ONE), end] for first, end in zip(begins, ends, strict=True)]
     )
     start = 0
     while start < len(order):
@@ -280,12 +279,12 @@ def coverage_by_scale(law: AnyLaw, loc: Tensor, scale: Tensor, values: Tensor) -
 def uneven_coverage(tenths: Sequence[dict[str, Any]], level: float = 0.8) -> str | None:
     """One line where the intervals of some tenth cover clearly less than they say: by 0.15 and by three standard errors."""
     worst = min(tenths, key=lambda tenth: tenth["coverage"][str(level)])
-    short, allowed = level - worst["coverage"][str(level)], 3 * (level * (1 - level) / worst["numbers"]) ** 0.5
-    if short <= max(0.15, allowed):
+    covered, count = worst["coverage"][str(level)], worst["numbers"]
+    if level - covered <= max(0.15, 3 * (level * (1 - level) / count) ** 0.5):
         return None
     return (
-        f"{level:.0%} intervals cover {worst['coverage'][str(level)]:.0%} of the {worst['numbers']} numbers whose predicted "
-        f"scale is at most {worst['scale']:.3g}: the average hides two populations (scale_deciles in the metrics)"
+        f"{level:.0%} intervals cover {covered:.0%} of the {count} numbers whose predicted scale is at most "
+        f"{worst['scale']:.3g}: the average hides two populations (scale_deciles in the metrics)"
     )
 
 
@@ -299,12 +298,8 @@ def _inside(law: AnyLaw, loc: Tensor, scale: Tensor, values: Tensor) -> Tensor:
 
 
 def _coverage(inside: Tensor) -> dict[str, dict[str, float]]:
-    shares = inside.double().mean(-1).tolist()
-    names = [str(level) for level in LEVELS]
-    return {
-        key: dict(zip(names, share, strict=True))
-        for key, share in zip(("coverage", "coverage_raw"), shares, strict=True)
-    }
+    named = [dict(zip(map(str, LEVELS), share, strict=True)) for share in inside.double().mean(-1).tolist()]
+    return {"coverage": named[0], "coverage_raw": named[1]}
 
 
 def _number_detection(is_num: Tensor, decided: Tensor) -> dict[str, float]:

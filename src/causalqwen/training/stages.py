@@ -184,7 +184,7 @@ def _train_values(run: Run) -> None:
     trained = TrainedForCausalLM(model, whole_vocabulary=False)
     rates = dict.fromkeys(single, stage.scalar_learning_rate)
     owners = [example.individual for example in run.eval_examples]
-    shared = rows.people > 0 and any(owners) and bool(np.isfinite(eval_store.facts.values).any())
+    shared = rows.people > 0 and any(owners) and bool(eval_store.facts.learned.any())
 
     def scores(model: CausalQwenForCausalLM) -> dict[str, Any]:
         made = run.scores(model, eval_store.blocks(split=True))
@@ -206,7 +206,7 @@ def _lean_on_people(model: CausalQwenForCausalLM, store: FactStore, rows: FactRo
     for person, of_person in enumerate(rows.groups[: rows.people]):
         owners[of_person] = person
     people = np.repeat(owners, np.diff(store.offsets))
-    told = np.isfinite(store.facts.values) & (people >= 0)
+    told = store.facts.learned & (people >= 0)
     if (np.bincount(people[told]) > 1).sum() < _FEWEST_PEOPLE:
         return
     told = torch.from_numpy(told)
@@ -264,7 +264,7 @@ def _lean(model: CausalQwenForCausalLM, store: FactStore) -> None:
     sides."""
     branch, head, law = model.value_branch, model.action.value_head, model.action.value_law
     branch.direct.zero_()  # what an earlier training left there
-    learned = torch.from_numpy(np.isfinite(store.facts.values))
+    learned = torch.from_numpy(store.facts.learned)
     axis = model.value_transform.forward(store.facts.tensor("values")[learned]).double()
     low, high = (torch.quantile(axis[:: 1 + len(axis) // 1_000_000], level).item() for level in (0.025, 0.975))
     axis = axis.clamp(2 * low - high, 2 * high - low)
@@ -312,8 +312,7 @@ def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore) -> None
     """
     if model.value_branch is None:
         return
-    learned = np.isfinite(store.facts.values)
-    features = store.facts.tensor("features")[torch.from_numpy(learned)].double()
+    features = store.facts.tensor("features")[torch.from_numpy(store.facts.learned)].double()
     std, mean = torch.std_mean(features, dim=0)
     std = torch.maximum(std, LEAST_SPREAD * features.square().mean(0).sqrt())
     std = torch.where(std.isfinite() & (std > 1e-6), std, 1.0)
