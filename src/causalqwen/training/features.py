@@ -34,7 +34,6 @@ from causalqwen.modeling.heads import NUMBER_PARTS
 from causalqwen.training import ranks
 from causalqwen.training.candidates import FEATURES as NUMBER_FEATURES
 from causalqwen.training.candidates import KeptNumbers, numbers_in
-from causalqwen.training.sharding import is_sharded, on_whole
 
 FORMAT, READS = 5, "reads.npy"
 _AT_ONCE = 256  # positions of which all scores are looked at
@@ -302,7 +301,7 @@ def stream_facts(
     with tqdm(total=total, desc=title, unit="tok", leave=False, disable=ranks.rank() > 0) as bar:
         for indices, own in batches:
             chosen = [examples[index] for index in indices]
-            facts = on_whole(model, partial(token_facts, rest=rest), chosen)
+            facts = ranks.on_whole(model, partial(token_facts, rest=rest), chosen)
             yield (indices, facts) if own else ([], facts[:0])
             bar.update(sum(len(example) for example in chosen))
 
@@ -383,7 +382,7 @@ class FactStore:
                 torch.from_numpy(getattr(block, name)).to(model.device)
                 for name in ("features", "targets", "values", "also_right")
             )
-            facts = on_whole(model, facts_of, z.to(model.dtype), targets.long(), values, also_right.long())
+            facts = ranks.on_whole(model, facts_of, z.to(model.dtype), targets.long(), values, also_right.long())
             yield dataclasses.replace(facts, numbers=block.numbers)
 
     @classmethod
@@ -411,7 +410,7 @@ class FactStore:
         was_training = model.training
         model.eval()
         try:
-            cast = nullcontext() if is_sharded(model) else casting_once(model)
+            cast = nullcontext() if ranks.is_sharded(model) else casting_once(model)
             with ranks.writing_folder(folder) as part, cast:
                 cls._fill(part, model, examples, title, rest)
         finally:

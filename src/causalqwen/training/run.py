@@ -39,7 +39,6 @@ from causalqwen.training.features import FactStore, update_with_rows
 from causalqwen.training.held_out import FEWEST_HELD, hold_out, rows_together
 from causalqwen.training.scores import coverage_by_scale, law_of_new, score_tokens, uneven_coverage
 from causalqwen.training.settings import STAGES, TrainSettings, ValueStage
-from causalqwen.training.sharding import is_sharded
 from causalqwen.training.stages import TRAINERS, WORK, Run, check_stages
 from causalqwen.training.whole_backbone import WholeBackbone, blocks_of, reads_whole
 
@@ -265,7 +264,7 @@ def _hold_out(run: Run, certain: set[tuple[int, ...]], say: Say) -> tuple[Run, L
 
 def _check_finite(model: CausalQwenForCausalLM) -> None:
     """ValueError where training ended in weights that are no numbers."""
-    if is_sharded(model):  # each rank has a part
+    if ranks.is_sharded(model):  # each rank has a part
         return
     for name, weight in model.named_parameters():
         if not bool(weight.isfinite().all()):

@@ -18,7 +18,6 @@ from causalqwen.parts.copying import AnyLaw, Candidates, joined
 from causalqwen.training import ranks
 from causalqwen.training.batches import rows_of_people
 from causalqwen.training.features import COLUMNS, FactStore, TokenFacts, known_of_number
-from causalqwen.training.sharding import on_whole
 
 _STATISTICS_SAMPLE = 200_000
 _AT_ONCE = 4096  # numbers of people
@@ -61,7 +60,7 @@ def score_tokens(
     """
     was_training = model.training
     model.eval()
-    parts = [on_whole(model, _score_block, facts, watched) for facts in blocks]
+    parts = [ranks.on_whole(model, _score_block, facts, watched) for facts in blocks]
     parts = ranks.joined(parts) if split else parts
     model.train(was_training)
     columns = {name: [part[name] for part in parts if name in part] for name in dict.fromkeys(itertools.chain(*parts))}

@@ -24,7 +24,7 @@ from causalqwen.modeling.heads import alone_at_their_rate, number_parameters
 from causalqwen.modeling.layer_shift import decoder_layers
 from causalqwen.parts.branch import ValueBranch
 from causalqwen.parts.crossing import Crossing
-from causalqwen.training import ranks, sharding
+from causalqwen.training import ranks
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.announcing import announce
 from causalqwen.training.batches import ExampleRows, FactRows, class_code
@@ -189,7 +189,7 @@ def _train_values(run: Run) -> None:
     def scores(model: CausalQwenForCausalLM) -> dict[str, Any]:
         made = run.scores(model, eval_store.blocks(split=True))
         if shared:  # whoever crosses is seen by what two of their values say of each other
-            losses = sharding.on_whole(model, joint_losses, eval_store, owners)[0]
+            losses = ranks.on_whole(model, joint_losses, eval_store, owners)[0]
             made["metrics"]["joint_reg_loss"] = losses.mean().item()
         return made
 
@@ -503,7 +503,7 @@ def _run_stage(
     settings, stage, eval_examples = run.settings, getattr(run.settings, name), run.eval_examples
     whole = trained
     if settings.fsdp and ranks.world_size() > 1:
-        trained = sharding.sharded(whole)
+        trained = ranks.sharded(whole)
     model = trained.model
     updates = -(-len(dataset) // (stage.batch_size * stage.accumulation)) * stage.epochs
     trainer = (BriefTrainer if run.stores else CausalTrainer)(
@@ -522,11 +522,11 @@ def _run_stage(
     checkpoint = ranks.from_main(last_checkpoint(run.work / name))
     if checkpoint:
         ranks.complete_random_states(checkpoint)
-    stands = model.vocabulary().frozen() and not sharding.is_sharded(model)
+    stands = model.vocabulary().frozen() and not ranks.is_sharded(model)
     with model.frozen_vocabulary() if stands else nullcontext():
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if trained is not whole:
-        sharding.restore(whole, trained)
+        ranks.restore(whole, trained)
 
 
 TRAINERS: dict[str, Callable[[Run], None]] = {

@@ -21,7 +21,7 @@ from causalqwen.losses import IGNORE_INDEX, shift_targets
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.chain import Chain
 from causalqwen.parts.copying import Candidates
-from causalqwen.training import ranks, sharding
+from causalqwen.training import ranks
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import known_of_number
 
@@ -193,8 +193,6 @@ class CausalTrainer(Trainer):
         self._window = torch.zeros(len(_WINDOW), dtype=torch.float64, device=self.args.device)
         self._updates = 0
 
-    # ---- data --------------------------------------------------------------------------------------------------------
-
     def get_train_dataloader(self) -> torch.utils.data.DataLoader:
         """transformers', with whole batches on every rank: the collators take this rank's rows of each."""
         loader = super().get_train_dataloader()
@@ -202,8 +200,6 @@ class CausalTrainer(Trainer):
             shard: Any = loader.batch_sampler
             shard.num_processes, shard.process_index, shard.even_batches = 1, 0, False
         return loader
-
-    # ---- loss --------------------------------------------------------------------------------------------------------
 
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
@@ -238,8 +234,6 @@ class CausalTrainer(Trainer):
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         self._tr_loss = ranks.summed(self._tr_loss) / ranks.world_size()  # steps that were not logged
         return super()._finalize_training(*args, **kwargs)
-
-    # ---- metrics -----------------------------------------------------------------------------------------------------
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the documents' names to a training record, and keep every record in the JSONL file."""
@@ -298,13 +292,13 @@ class CausalTrainer(Trainer):
         return metrics
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
-        if not sharding.is_sharded(self.trained.model):  # as transformers', without asking all modules at every step
+        if not ranks.is_sharded(self.trained.model):  # as transformers', without asking all modules at every step
             grads = [parameter.grad for parameter in self.trained.moving if parameter.grad is not None]
             norm = nn.utils.get_total_norm(grads)
             if not norm <= self.args.max_grad_norm:  # else nothing is to be done; NaN is passed on, as by torch
                 nn.utils.clip_grads_with_norm_(self.trained.moving, self.args.max_grad_norm, norm)
             return norm
-        sharding.average_numbers(model)
+        ranks.average_numbers(model)
         return super()._clip_grad_norm(model)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
@@ -332,11 +326,9 @@ class CausalTrainer(Trainer):
             self.optimizer = kind(parts, **settings)
         return self.optimizer
 
-    # ---- checkpoints -------------------------------------------------------------------------------------------------
-
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """The trained parameters alone: everything else is in the model that the run started from."""
-        trained = {n: sharding.whole(p.detach()) for n, p in self.model.named_parameters() if p.requires_grad}
+        trained = {n: ranks.whole(p.detach()) for n, p in self.model.named_parameters() if p.requires_grad}
         if ranks.rank() > 0:
             return
         file = Path(output_dir or self.args.output_dir) / WEIGHTS
@@ -350,17 +342,17 @@ class CausalTrainer(Trainer):
             write_sums(Path(self._get_output_dir(trial=None)) / f"checkpoint-{self.state.global_step}")
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if not sharding.is_sharded(self.trained.model):
+        if not ranks.is_sharded(self.trained.model):
             super()._save_optimizer_and_scheduler(output_dir)
             return
-        state = sharding.whole_state(self.optimizer)
+        state = ranks.whole_state(self.optimizer)
         if ranks.rank() == 0:
             torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        sharding.spread_state(self.optimizer)
+        ranks.spread_state(self.optimizer)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         self._load_trained(Path(resume_from_checkpoint))
@@ -379,7 +371,7 @@ class CausalTrainer(Trainer):
             raise ValueError(f"{folder} was written by another stage or configuration: its parameters do not fit")
         with torch.no_grad():
             for name, tensor in kept.items():
-                parameters[name].copy_(sharding.spread_like(tensor, parameters[name]))
+                parameters[name].copy_(ranks.spread_like(tensor, parameters[name]))
 
 
 class BriefTrainer(CausalTrainer):
