@@ -169,7 +169,7 @@ class ChoiceOfPeople:
         )
         best = self.tried(families[0], axes[0], 1.0)
         for change in changes:
-            way = {"family": best.family, "axis": best.axis, "share": best.share} | change
+            way: dict[str, Any] = {"family": best.family, "axis": best.axis, "share": best.share} | change
             best = better_for_most(best, self.tried(**way))
         self.tell(best)
         return best

@@ -206,7 +206,7 @@ def _lean_on_people(model: CausalQwenForCausalLM, store: FactStore, rows: FactRo
     for person, of_person in enumerate(rows.groups[: rows.people]):
         owners[of_person] = person
     people = np.repeat(owners, np.diff(store.offsets))
-    told = store.facts.learned & (people >= 0)
+    told: Any = store.facts.learned & (people >= 0)
     if (np.bincount(people[told]) > 1).sum() < _FEWEST_PEOPLE:
         return
     told = torch.from_numpy(told)
@@ -396,7 +396,8 @@ def add_adapters(backbone: torch.nn.Module, stage: LoraStage) -> Any:
     with extra("lora", "LoRA"):
         from peft import LoraConfig, LoraModel
     layers = list(stage.target_modules)
-    config = LoraConfig(r=stage.rank, lora_alpha=stage.alpha, lora_dropout=stage.dropout, target_modules=layers)
+    alpha: Any = stage.alpha  # PEFT takes any number
+    config = LoraConfig(r=stage.rank, lora_alpha=alpha, lora_dropout=stage.dropout, target_modules=layers)
     return LoraModel(backbone, config, "default")
 
 

@@ -117,8 +117,8 @@ class TrainedForCausalLM(nn.Module):
                 rest_loss = chain.rest_loss(masks.targets, masks.also_right, negatives=sample, impl=model.ovr_impl)
             # Decisions cost a product of their own: where wrong tokens are sampled to save one, none are made.
             decisions = chain.decide() if sample is None else None
-        taken = features, masks.values, group, offered, classes
-        value_losses = model.value_losses(*(None if one is None else one[masks.num_mask] for one in taken))
+        taken: Any = features, masks.values, group, offered, classes
+        value_losses = model.value_losses(*[None if one is None else one[masks.num_mask] for one in taken])
         values_alone = facts is not None and not self.heads and "threshold" not in facts
         log_p = (rest_loss, rest_loss) if values_alone else chain.number.log_p()
         parts = model.losses(masks, rest_loss, log_p, value_losses)
