@@ -33,7 +33,7 @@ from causalqwen.modeling.chain import Chain
 from causalqwen.numbers import ValueTransform
 from causalqwen.parts.perceptron import ResidualPerceptron
 from causalqwen.training import FactStore, score_tokens
-from causalqwen.training.negatives import sampling_of_negatives
+from causalqwen.training.stages import sampling_of_negatives
 
 TRAIN, TEST, BATCH, EPOCHS, NEGATIVES = 800, 200, 16, 4, 1024
 

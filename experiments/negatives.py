@@ -18,7 +18,7 @@ from causalqwen.data.texts import FITTED_YEARS, HELD_OUT_YEARS, speeches
 from causalqwen.kernels import Negatives, inclusion_probabilities, sample_negatives
 from causalqwen.modeling.chain import Chain
 from causalqwen.training import text_chunks
-from causalqwen.training.negatives import token_importance
+from causalqwen.training.stages import token_importance
 
 BATCH, UPDATES, RATE, HELD_OUT = 128, 150, 1e-4, 4096
 

@@ -22,7 +22,7 @@ import torch
 from causalqwen import CausalQwenForCausalLM
 from causalqwen.data import encode_rows, parse_row
 from causalqwen.data.boiling_points import boiling_points, sentence
-from causalqwen.training import HeadStage, LoraStage, TrainSettings, ValueStage, ranks, sharding, train
+from causalqwen.training import HeadStage, LoraStage, TrainSettings, ValueStage, ranks, train
 from causalqwen.training.trainer import TrainedForCausalLM
 
 EVERY = {"logging_steps": 1, "evaluations": 1}
@@ -47,7 +47,7 @@ def run(output: Path, stages: list[str], dtype: str, *, fsdp: bool = False, halv
             settings = dataclasses.replace(settings, **{name: stage})
         train(model, rows, [], output / name, dataclasses.replace(settings, fsdp=fsdp))
     trained = TrainedForCausalLM(model)
-    held = sharding.sharded(trained) if fsdp else trained
+    held = ranks.sharded(trained) if fsdp else trained
     return sum(getattr(p, "_local_tensor", p).numel() for p in held.parameters())
 
 

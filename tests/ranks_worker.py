@@ -12,7 +12,7 @@ import torch
 
 from causalqwen.data import encode_rows, parse_row
 from causalqwen.modeling.loading import load_model
-from causalqwen.training import FactStore, HeadStage, LoraStage, TrainSettings, ValueStage, ranks, sharding, train
+from causalqwen.training import FactStore, HeadStage, LoraStage, TrainSettings, ValueStage, ranks, train
 from causalqwen.training.trainer import TrainedForCausalLM
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -90,10 +90,10 @@ def main(folder: Path, output: Path) -> None:
 
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     trained = TrainedForCausalLM(model)
-    spread = sharding.sharded(trained)
+    spread = ranks.sharded(trained)
     held = sum(getattr(p, "_local_tensor", p).numel() for p in spread.parameters())
     left = sum(p.numel() for p in model.parameters() if p.dim())
-    sharding.restore(trained, spread)
+    ranks.restore(trained, spread)
     found = {
         "parameters": sum(p.numel() for p in before.values()),
         "held": held,
@@ -106,7 +106,7 @@ def main(folder: Path, output: Path) -> None:
     refused = {
         "start": lambda: train(other, examples(model, 43, 0), [], output / "refused"),
         "batch": lambda: train(model, [], [], output / "refused", TrainSettings(values=ValueStage(batch_size=1))),
-        "dtypes": lambda: sharding.sharded(TrainedForCausalLM(load_model(folder, "cpu", torch.bfloat16))),
+        "dtypes": lambda: ranks.sharded(TrainedForCausalLM(load_model(folder, "cpu", torch.bfloat16))),
     }
     for name, refuse in refused.items():
         try:

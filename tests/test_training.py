@@ -5,7 +5,6 @@ import json
 import math
 import re
 import shutil
-import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -35,10 +34,9 @@ from causalqwen.training import (
 from causalqwen.training import settings as settings_module
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.batches import FactRows
-from causalqwen.training.features import COLUMNS, REST, batches_by_length, facts_keys, known_of_number
+from causalqwen.training.features import COLUMNS, REST, facts_key, known_of_number
 from causalqwen.training.scores import individual_prob_sums
-from causalqwen.training.stages import _center
-from causalqwen.training.trainer import CausalTrainer, MetricsFile, TrainedForCausalLM, last_checkpoint
+from causalqwen.training.trainer import MetricsFile, TrainedForCausalLM, last_checkpoint
 from conftest import graft_tiny
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -120,20 +118,19 @@ def test_loc_U_is_z_only_where_it_must_be(tiny_tokenizer):
         return model.abduction.keeps_features
 
     assert not is_known(model)  # it may be trained
-    model.requires_grad_(False)
+    weight, bias = model.requires_grad_(False).abduction.loc_net.weight, model.abduction.loc_net.bias
     assert is_known(model)
-    weight, bias = model.abduction.loc_net.weight, model.abduction.loc_net.bias
     for moved in (weight[0, 1:2], weight[2, 2:3], bias[:1]):
         before = moved.clone()
         moved += 1e-3
         assert not is_known(model)
         moved.copy_(before)
-    assert is_known(model)
-    deep = graft_tiny("qwen2", tiny_tokenizer, deep_abduction=True).requires_grad_(False)
+    deep, other, narrow = (
+        graft_tiny("qwen2", tiny_tokenizer, **given).requires_grad_(False)
+        for given in ({"deep_abduction": True}, {}, {"causal_size": 16})
+    )
     torch.nn.init.ones_(deep.abduction.residual.last.bias)
-    other = graft_tiny("qwen2", tiny_tokenizer).requires_grad_(False)
     torch.nn.init.ones_(other.add_domain("law").requires_grad_(False).residual.last.bias)  # which is then asked
-    narrow = graft_tiny("qwen2", tiny_tokenizer, causal_size=16).requires_grad_(False)
     torch.nn.init.eye_(narrow.abduction.loc_net.weight)
     assert not is_known(deep) and not is_known(other) and not is_known(narrow)
 
@@ -148,11 +145,10 @@ def test_a_trainer_sets_the_mode_of_what_somebody_else_changed(model):
 
 @pytest.mark.parametrize("copying", [False, True])
 def test_rows_that_numbers_are_learned_from_are_read_without_the_rest(tiny_tokenizer, tmp_path, monkeypatch, copying):
-    """What is kept of them is what is kept with the rest, which serves them too; nothing is scored by them."""
+    """What is kept of them is what is kept with the rest; nothing is scored by them."""
     model = graft_tiny("qwen2", tiny_tokenizer, copy_numbers=copying)
     rows = examples(model, 6)
     whole = FactStore.build(model, rows, tmp_path / "whole")
-    assert FactStore.build(model, rows, tmp_path / "whole", rest=False).folder == whole.folder
     with monkeypatch.context() as patched:
         patched.setattr(features, "_rest_facts", lambda *args: pytest.fail("scores of all words were made"))
         patched.setattr(Chain, "log_partition", lambda *args: pytest.fail("scores of all words were made"))
@@ -236,32 +232,22 @@ def test_facts_are_kept_under_a_key_of_all_that_they_depend_on(model, tmp_path):
     store.facts.features[:] = 0.0  # memory-mapped; what is written to it never reaches the file
     np.testing.assert_array_equal(FactStore.build(model, rows, tmp_path).facts.features, kept)
     assert isinstance(store.facts.features.base, np.memmap)
-    key = facts_keys(model, rows)
+    key = facts_key(model, rows)
     with torch.no_grad():  # what stage 1 trains does not matter
         model.action.num_row += 1
         model.value_branch.residual.last.weight += 1
-    assert facts_keys(model, rows) == key
+    assert facts_key(model, rows) == key
     assert FactStore.build(model, rows, tmp_path).folder == store.folder
-    assert facts_keys(model, rows[:4]) != key
+    assert facts_key(model, rows[:4]) != key
+    asked = questions(model)
+    fewer = [dataclasses.replace(asked[0], also_right=asked[0].also_right[:1]), *asked[1:]]
+    assert facts_key(model, fewer) != facts_key(model, asked)
+    store = FactStore.build(model, asked, tmp_path)  # the first and the last row differ in what is right alone
+    assert store[0].rest_loss[0] != store[4].rest_loss[0] and (store[4].also_right == -1).all()
     with torch.no_grad():
         model.backbone.model.norm.weight += 1e-3
-    assert facts_keys(model, rows) != key
+    assert facts_key(model, rows) != key
     assert not list(tmp_path.glob("*.part*"))
-
-
-def test_every_example_is_read_once_whatever_the_batches(values_alone):
-    rows = examples(values_alone, 23)
-    assert sorted(i for batch in batches_by_length(rows, 64) for i in batch) == list(range(23))
-    seen = {}
-    for indices, facts in stream_facts(values_alone, rows, tokens=64):
-        lengths = [len(rows[i]) - 1 for i in indices]
-        assert sum(lengths) == len(facts)
-        start = 0
-        for index, length in zip(indices, lengths, strict=True):
-            seen[index] = facts[start : start + length]
-            start += length
-    for index in range(23):
-        assert seen[index].targets.tolist() == rows[index].input_ids[1:]
 
 
 def test_scores_of_facts_are_those_of_the_models_own_outputs(model, tmp_path):
@@ -394,14 +380,6 @@ def test_losses_of_several_right_answers_are_those_of_the_model(tiny_tokenizer, 
         assert scores["accuracy"] == pytest.approx(right[real].double().mean().item())
 
 
-def test_what_is_also_right_is_part_of_the_key(model, tmp_path):
-    rows = questions(model)
-    fewer = [dataclasses.replace(rows[0], also_right=rows[0].also_right[:1]), *rows[1:]]
-    assert facts_keys(model, fewer) != facts_keys(model, rows)
-    store = FactStore.build(model, rows, tmp_path)  # the first and the last row differ in what is right alone
-    assert store[0].rest_loss[0] != store[4].rest_loss[0] and (store[4].also_right == -1).all()
-
-
 @pytest.mark.parametrize("stage", ["heads", "sampled", "lora"])
 def test_training_on_two_answers_raises_both(tiny_tokenizer, tmp_path, stage):
     """Both first tokens end above what the second gets where the first alone is taught."""
@@ -422,26 +400,6 @@ def test_training_on_two_answers_raises_both(tiny_tokenizer, tmp_path, stage):
 
     both, one = probs(["nobody", "all"]), probs(["nobody"])
     assert min(both) > 3 * one[1], (both, one)
-
-
-def test_the_centre_of_the_axis_is_where_it_is_however_often_one_starts_there(model):
-    branch, z = model.value_branch, torch.randn(1, model.config.hidden_size)
-    branch.feature_mean.copy_(z[0])
-    for start in (0.0, 0.4):
-        torch.nn.init.normal_(branch.residual.last.weight, std=start)
-        torch.nn.init.normal_(branch.residual.last.bias, std=start)
-        for _ in range(2):
-            _center(model, branch, noise=0.05)
-            loc_Y, scale_Y = Chain(model.eval(), z).value()
-            assert abs(loc_Y.item()) < 1e-4 and abs(scale_Y.item() - 1.05) < 1e-4
-
-
-def test_rows_of_individuals_are_learned_by_likelihood(tiny_tokenizer, tmp_path):
-    model = graft_tiny("llama", tiny_tokenizer, value_loss="crps")
-    rows = [{"prompt": "It is", "value": float(i), "individual": "a"} for i in range(4)]
-    learned = encode_rows([parse_row(json.dumps(row), "x") for row in rows], model.processor)
-    with pytest.raises(ValueError, match="needs value_loss='nll', but this model has 'crps'"):
-        train(model, learned, [], tmp_path, SMALL)
 
 
 # ---- accumulation and resumption -------------------------------------------------------------------------------------
@@ -704,13 +662,15 @@ def test_a_tracker_that_is_not_installed_stops_a_run_before_it_begins(monkeypatc
         dataclasses.replace(SMALL, report_to=("tensorboard", "wandb"))
 
 
-def test_what_a_run_would_trip_over_or_pass_over_later_stops_it_before_it_begins(model, tmp_path, monkeypatch):
+def test_what_a_run_would_trip_over_or_pass_over_later_stops_it_before_it_begins(model, tmp_path):
     rows = examples(model, 4)
     people = encode_rows([parse_row('{"prompt": "It is", "value": 1.5, "individual": "Ann"}', "x")], model.processor)
     unread = graft_tiny("llama", model.processor.tokenizer)
     bare = graft_tiny("llama", model.processor.tokenizer, value_branch=False, number_context="value")
     unset = graft_tiny("llama", model.processor.tokenizer)
     unset.config.value_digits = 0
+    sharp = graft_tiny("llama", model.processor.tokenizer, value_loss="crps")
+    words = encode_rows([parse_row('{"text": "no number here"}', "x")], model.processor)
     late = {"values": ValueStage(epochs=1)}
     adapted, named = LoraStage(target_modules=("q_porj",)), HeadStage(domain="the law")
     for given, examined, message, settings in (
@@ -718,7 +678,12 @@ def test_what_a_run_would_trip_over_or_pass_over_later_stops_it_before_it_begins
         (bare, rows, "values: center needs value_branch=True", {"values": ValueStage(center=True)}),
         (bare, people, "training on rows that name individuals needs value_branch=True", late),
         (unread, rows, "direction: false needs number_context=", {**late, "lora": LoraStage(direction=False)}),
-        (bare, rows, "backbone: 3 layers are to be trained", {**late, "backbone": BackboneStage(layers=3)}),
+        (
+            bare,
+            rows,
+            "backbone: 3 layers are to be trained, and there are 2",
+            {**late, "backbone": BackboneStage(layers=3)},
+        ),
         (bare, rows, "an adapter of lm_head would", {**late, "lora": LoraStage(target_modules=("lm_head",))}),
         (model, rows, "this backbone has no q_porj to adapt; did you mean q_proj", {**late, "lora": adapted}),
         (model, rows, "lora: target_modules names nothing", {**late, "lora": LoraStage(target_modules=())}),
@@ -726,14 +691,12 @@ def test_what_a_run_would_trip_over_or_pass_over_later_stops_it_before_it_begins
         (model, rows, "support: none of the training values", {**late, "support": [5000, 6000]}),
         (model, rows, "heads: 401 negatives of 400 tokens", {"values": None, "heads": HeadStage(negatives=401)}),
         (model, rows, "a domain needs a name of its own, .* got 'the law'", {"values": None, "heads": named}),
+        (model, words, "hold no number to learn from", late),
+        (sharp, people, "needs value_loss='nll', but this model has 'crps'", late),
         (unset, rows, "value_digits: input should be greater than or equal to 1, got 0", late),
     ):
         with pytest.raises(ValueError, match=message):
             train(given, examined, [], tmp_path / "out", TrainSettings(**settings))
-    monkeypatch.setitem(sys.modules, "causalqwen.kernels.triton_ovr", None)
-    absent = TrainSettings(values=None, heads=HeadStage(), ovr_impl="triton")
-    with pytest.raises(ValueError, match="ovr_impl: triton does not run here: import of causalqwen.kernels.triton_ovr"):
-        train(model, rows, [], tmp_path / "out", absent)
     assert not (tmp_path / "out").exists()
 
 
@@ -848,9 +811,6 @@ def test_the_backbones_own_weights_are_trained_at_a_rate_of_their_own(tiny_token
     assert max(found[n] for n in of_backbone) < 1e-3 < 20 * max(found[n] for n in found.keys() - of_backbone)
     none = moved("none", backbone_learning_rate=0.0)
     assert none and not any(n.startswith("backbone.") for n in none)
-    model, settings = graft_tiny("llama", tiny_tokenizer), TrainSettings(values=None, backbone=BackboneStage(layers=3))
-    with pytest.raises(ValueError, match="backbone: 3 layers are to be trained, and there are 2"):
-        train(model, examples(model, 4), [], tmp_path / "three", settings)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])  # <NUM> behind the matrix, and on a free row
@@ -885,9 +845,6 @@ def test_the_anchor_holds_the_language(tiny_tokenizer, tmp_path):
 
 
 def test_runs_that_cannot_be_are_refused(model, tmp_path):
-    words = encode_rows([parse_row('{"text": "no number here"}', "x")], model.processor)
-    with pytest.raises(ValueError, match="hold no number to learn from"):
-        train(model, words, [], tmp_path / "a", SMALL)
     missing = TrainSettings(lora=LoraStage(anchor=1.0, anchor_text="no-such-file.txt"))
     with pytest.raises(FileNotFoundError, match=r"no-such-file\.txt"):
         train(model, examples(model, 8), [], tmp_path / "c", missing)
@@ -922,35 +879,24 @@ def test_settings_come_from_yaml(tmp_path):
         ("values: {epoch: 3}", "s.yaml, values: unknown setting epoch; did you mean epochs?"),
         ("values: {learning_rate: fast}", "s.yaml, values: learning_rate: input should be a valid number, got 'fast'"),
         ("values: {epochs: 1.5}", "epochs: input should be a valid integer, got 1.5"),
-        ("values: {epochs: true}", "epochs: input should be a valid integer, got True"),
-        ("values: {epochs: -1}", "epochs: input should be greater than or equal to 1, got -1"),
-        ("values: {batch_size: 0}", "batch_size: input should be greater than or equal to 1, got 0"),
-        ("values: {warmup: 2}", "warmup: input should be less than or equal to 1, got 2"),
         ("values: {learning_rate: .nan}", "learning_rate: input should be a finite number, got nan"),
-        ("values: {center: 'no'}", "center: input should be a valid boolean, got 'no'"),
         ("values: 3", "s.yaml: values: input should be"),
-        ("lora: {dropout: 1.0}", "s.yaml, lora: dropout: input should be less than 1, got 1.0"),
         ("lora: {target_modules: [1]}", "target_modules[0]: input should be a valid string, got 1"),
         ("bf16: 1", "s.yaml: bf16: input should be a valid boolean or 'auto', got 1"),
-        ("support: 5", "s.yaml: support: input should be a valid string or a valid list, got 5"),
         ("support: [1, a]", "s.yaml: support[1]: input should be a valid number, got 'a'"),
-        ("logging_steps: 0", "s.yaml: logging_steps: input should be greater than or equal to 1, got 0"),
         ("report_to:", "report_to: input should be a valid tuple, got None"),
         ("lora: {target_modules: }", "s.yaml, lora: target_modules: input should be a valid tuple, got None"),
         ("1: 2", "s.yaml: unknown setting 1"),
-        ("seed: -1", "seed: input should be greater than or equal to 0, got -1"),
         ("value_transform: logs", "value_transform 'logs' is not one of"),
         ("[1]", "expected keys and values"),
         ("a: [", "is not YAML"),
         ("values: false", "nothing to train"),
         ("heads: {domain: law, score_matrix: own}", "a domain is trained alone: leave score_matrix out"),
         ("heads: {score_matrix: mine}", "score_matrix: input should be 'kept', 'own' or 'shared', got 'mine'"),
-        ("heads: {closeness: 1.0}", "s.yaml, heads: closeness does nothing without domain"),
         ("heads: {domain_limit: null}", "domain_limit does nothing without domain"),
         ("lora: {negatives: 8}", "s.yaml, lora: negatives does nothing without whole_vocabulary"),
         ("lora: {anchor_text: a.txt}", "anchor_text does nothing without anchor"),
         ("backbone: {anchor_tokens: 8}", "anchor_tokens does nothing without anchor"),
-        ("ovr_impl: chunked", "ovr_impl does nothing without a stage on L_cls"),
     ],
 )
 def test_wrong_settings_are_named(tmp_path, text, message):
@@ -1058,23 +1004,6 @@ def test_a_reading_in_bfloat16_casts_each_weight_once(tiny_tokenizer, monkeypatc
         assert not np.array_equal(of_all, FactStore.build(model, rows, tmp_path / "three").facts.features)
 
 
-@pytest.mark.parametrize("size", [0.1, 30.0, math.nan, math.inf])
-def test_gradients_are_clipped_as_torch_clips_them(size, tiny_tokenizer):
-    """`_clip_grad_norm` does not multiply where there is nothing to clip."""
-    ours, theirs = (graft_tiny("llama", tiny_tokenizer) for _ in range(2))
-    for one in (ours, theirs):
-        torch.manual_seed(1)
-        for parameter in one.value_branch.parameters():
-            parameter.grad = torch.randn_like(parameter) / 100
-        next(one.value_branch.parameters()).grad.view(-1)[0] = size
-    trainer = SimpleNamespace(trained=TrainedForCausalLM(ours), args=SimpleNamespace(max_grad_norm=5.0))
-    norm = CausalTrainer._clip_grad_norm(trainer, trainer.trained)
-    expected = torch.nn.utils.clip_grad_norm_([p for p in theirs.parameters() if p.grad is not None], 5.0)
-    torch.testing.assert_close(norm, expected, equal_nan=True)
-    for one, other in zip(ours.value_branch.parameters(), theirs.value_branch.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, equal_nan=True)
-
-
 def test_bfloat16_is_taken_where_it_is_faster(tiny_tokenizer, monkeypatch, tmp_path):
     model = graft_tiny("llama", tiny_tokenizer)
     rows, size = examples(model, 8), model.config.hidden_size
@@ -1111,13 +1040,6 @@ def test_rows_read_in_bfloat16_are_predicted_alike(smollm2):
     assert torch.cosine_similarity(near[:, -1], exact[:, -1]).min() > 0.999
 
 
-def test_an_adapter_of_what_two_layers_share_is_refused(tiny_tokenizer, tmp_path):
-    model = graft_tiny("llama", tiny_tokenizer)  # its lm_head is its embedding
-    settings = TrainSettings(values=None, lora=LoraStage(target_modules=("q_proj", "lm_head")))
-    with pytest.raises(ValueError, match="ties its embedding and lm_head, which an adapter of lm_head"):
-        train(model, examples(model, 8), examples(model, 4, seed=1), tmp_path / "run", settings)
-
-
 def test_a_stage_of_one_update_learns(tiny_tokenizer, tmp_path):
     model = graft_tiny("llama", tiny_tokenizer)
     before = {name: one.clone() for name, one in model.named_parameters()}
@@ -1125,8 +1047,3 @@ def test_a_stage_of_one_update_learns(tiny_tokenizer, tmp_path):
     train(model, examples(model, 4), [], tmp_path / "run", TrainSettings(values=stage, support=None))
     moved = [name for name, one in model.named_parameters() if not torch.equal(one, before[name])]
     assert "action.value_head.weight" in moved and any(name.startswith("value_branch") for name in moved), moved
-
-
-def test_numbers_are_heard_by_who_has_learned_values(tiny_tokenizer):
-    with pytest.raises(ValueError, match="has not learned values yet"):
-        graft_tiny("llama", tiny_tokenizer).abduct("We are 5, they are 7.", likelihood="values")

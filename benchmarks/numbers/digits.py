@@ -22,8 +22,8 @@ from causalqwen.losses import IGNORE_INDEX
 from causalqwen.modeling.outputs import CACHE
 from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.training import LoraStage
-from causalqwen.training.adapters import add_adapters
 from causalqwen.training.features import batches_by_length
+from causalqwen.training.stages import add_adapters
 
 _TOKENS = 2048
 """Tokens of rows that are trained at once, with their padding; longer batches take several turns."""

@@ -15,9 +15,8 @@ from causalqwen.data.texts import speech_paragraphs
 from causalqwen.modeling import CausalQwenForCausalLM, CausalQwenProcessor
 from causalqwen.modeling.heads import number_parameters
 from causalqwen.training import FactStore, LoraStage
-from causalqwen.training.adapters import add_adapters
 from causalqwen.training.batches import FactRows
-from causalqwen.training.negatives import sampling_of_negatives
+from causalqwen.training.stages import add_adapters, sampling_of_negatives
 from causalqwen.training.trainer import TrainedForCausalLM
 
 

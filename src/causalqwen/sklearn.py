@@ -39,7 +39,7 @@ from causalqwen.parts.copying import Candidates, joined
 from causalqwen.training import FactStore, TrainSettings
 from causalqwen.training.copies import say_again
 from causalqwen.training.features import Reads, TokenFacts
-from causalqwen.training.kept_rows import KeptRows
+from causalqwen.training.kept_rows import KeptRows, RayReaders
 from causalqwen.training.settings import STAGES
 from causalqwen.training.whole_backbone import WholeBackbone, blocks_of
 
@@ -215,8 +215,6 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         """What is told before each row's value: by the whole backbone, and behind it by the columns [n, K], each a block."""
         readers = None
         if self.workers:
-            from causalqwen.training.ray_rows import RayReaders
-
             config = (self.config or {}) | {"copy_numbers": self.model_.copies}
             make = partial(_grafted, self.backbone, self.device, config, self.model_.bf16)
             readers = RayReaders(make, self.workers, gpus=float(self.model_.device.type == "cuda"))

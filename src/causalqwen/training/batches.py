@@ -1,6 +1,7 @@
 """Batches of a stage: kept facts packed end to end, or tokens padded."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,22 +11,18 @@ from torch import Tensor
 from causalqwen.data import Example, collate
 from causalqwen.losses import IGNORE_INDEX, NO_TARGET
 from causalqwen.training import ranks
-from causalqwen.training.features import FactStore
+from causalqwen.training.features import FactStore, grouped
 
 
 class FactRows(torch.utils.data.Dataset):
-    """Rows of a `FactStore` for a data loader: one at a time, or, with `owners`, all rows of one individual at a time. An item
-    is its own index: `collate` takes the facts of a whole batch at once.
+    """Rows of a `FactStore` for a data loader. An item is its own index: `collate` takes the facts of a whole batch at once.
 
-    owners: whose each row is; a row of nobody's (None) stands alone, and its values share no individual.
+    owners: whose each row is: all rows of one individual are an item; a row of nobody's (None) stands alone.
     classes: each row's `class_code`, where classes have axes of their own.
     """
 
     def __init__(
-        self,
-        store: FactStore,
-        owners: Sequence[str | None] | None = None,
-        classes: Sequence[int] | None = None,
+        self, store: FactStore, owners: Sequence[str | None] | None = None, classes: Sequence[int] | None = None
     ) -> None:
         self.store, self.classes = store, None if classes is None else np.asarray(classes)
         self.groups, self.people = rows_of_people([None] * len(store) if owners is None else owners)
@@ -80,31 +77,25 @@ class FactRows(torch.utils.data.Dataset):
 
 def rows_of_people(owners: Sequence[str | None]) -> tuple[list[list[int]], int]:
     """The rows of each individual, in the order in which they are met, then each row of nobody's; and how many individuals."""
-    groups: dict[str, list[int]] = {}
-    alone = []
-    for row, owner in enumerate(owners):
-        if owner is None:
-            alone.append([row])
-        else:
-            groups.setdefault(owner, []).append(row)
-    return [*groups.values(), *alone], len(groups)
+    named = [row for row, owner in enumerate(owners) if owner is not None]
+    people = [[named[place] for place in places] for places in grouped(owners[row] for row in named)]
+    return people + [[row] for row, owner in enumerate(owners) if owner is None], len(people)
 
 
 class ExampleRows(torch.utils.data.Dataset):
     """Examples for a data loader, padded with pad_token_id. class_names: as of `collate_tokens`."""
 
     def __init__(self, examples: Sequence[Example], pad_token_id: int, class_names: Sequence[str]) -> None:
-        self.examples, self.pad_token_id, self.class_names = examples, pad_token_id, class_names
+        self.examples, self.collate = (
+            examples,
+            partial(collate_tokens, pad_token_id=pad_token_id, class_names=class_names),
+        )
 
     def __len__(self) -> int:
         return len(self.examples)
 
     def __getitem__(self, index: int) -> Example:
         return self.examples[index]
-
-    def collate(self, examples: Sequence[Example]) -> dict[str, Any]:
-        """`collate_tokens`."""
-        return collate_tokens(examples, self.pad_token_id, self.class_names)
 
 
 def class_code(example: Example, class_names: Sequence[str]) -> int:

@@ -45,20 +45,12 @@ class KeptNumbers:
         columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
         return cls(row=rows, offsets=offsets, **columns)
 
-    @classmethod
-    def gathered(cls, stores: Sequence["KeptNumbers"], of_store: Sequence[int], rows: Sequence[int]) -> "KeptNumbers":
-        """Row rows[i] of the store of_store[i], for all i in order. The rows have one position each."""
-        chosen = [(stores[store], row) for store, row in zip(of_store, rows, strict=True)]
-        offsets = np.cumsum([0, *(store.offsets[row + 1] - store.offsets[row] for store, row in chosen)])
-        columns = {}
-        for name in ("features", "values", "places"):
-            like = getattr(stores[0], name)
-            columns[name] = np.empty((offsets[-1], *like.shape[1:]), like.dtype)
-        for (store, row), first, last in zip(chosen, offsets, offsets[1:], strict=False):
-            for name, column in columns.items():
-                column[first:last] = getattr(store, name)[slice(*store.offsets[row : row + 2])]
-        place = np.array([store.place[row] for store, row in chosen], dtype=np.int64)
-        return cls(row=np.arange(len(chosen)), place=place, offsets=offsets, **columns)
+    def of_rows(self, rows: np.ndarray) -> "KeptNumbers":
+        """The numbers of some rows, in that order, where rows have one position each."""
+        at = np.concatenate([np.arange(*self.offsets[row : row + 2]) for row in rows])
+        columns = {name: getattr(self, name)[at] for name in ("features", "values", "places")}
+        offsets = np.cumsum([0, *np.diff(self.offsets)[rows]])
+        return KeptNumbers(row=np.arange(len(rows)), place=self.place[rows], offsets=offsets, **columns)
 
     @classmethod
     def of(cls, examples: Sequence[Example], num_token_id: int, features: np.ndarray) -> "KeptNumbers":

@@ -1,7 +1,4 @@
-"""How values are read where rows name individuals: passes, axis and law, by people held out (theory 3.14).
-
-Ways to read values are each tried on kept features and scored by what was held out; of a fit, the scores alone remain.
-"""
+"""How values are read where rows name individuals: passes, axis and law, by people held out (theory 3.14)."""
 
 import copy
 import dataclasses
@@ -12,10 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Subset
 
 from causalqwen.data import Example
 from causalqwen.files import write_text
@@ -26,14 +24,12 @@ from causalqwen.training import ranks
 from causalqwen.training.axes import LearnedNumbers, fit_axes, numbers_learned
 from causalqwen.training.batches import rows_of_people
 from causalqwen.training.features import FactStore
-from causalqwen.training.held_out import Drawn
+from causalqwen.training.held_out import some_of
 from causalqwen.training.scores import joint_losses
 from causalqwen.training.settings import ChosenStage, TrainSettings, ValueStage
 from causalqwen.training.stages import TRAINERS, Run
-from causalqwen.training.trainer import BriefTrainer, CausalTrainer
 
-AXES = ("affine", "log")
-FAMILIES = ("gaussian", "cauchy")
+AXES, FAMILIES = ("affine", "log"), ("gaussian", "cauchy")
 STAGE = ValueStage(epochs=12, learning_rate=1e-4)
 FEWEST_UPDATES = 300
 """People are few, and each is one term of the loss: they are passed over until so many updates are made."""
@@ -48,27 +44,20 @@ PARTS, HELD_PEOPLE = 3, 30
 """Of so many parts of the people one is held out, then another, until so many people have been. Given evaluation rows are held
 out instead."""
 
-FEWEST_PEOPLE = 6
-"""Fewer who said a number choose nothing."""
+FEWEST_PEOPLE, MOST_ROWS = 6, 2048
+"""Fewer people who said a number choose nothing. The most rows that a choice is made on, and by, of one person no more than
+leave room for the fewest people: their features are in memory, once for each fold."""
 
-MOST_ROWS = 2048
-"""Rows that a choice is made on, and by; of one person, no more than leave room for the fewest people. Their features are in
-memory, once for each fold."""
-
-EVALUATIONS = 12
-CHOICE = "choice.json"
-"""What was tried and chosen, beside the records of a run; what was chosen alone, in its work."""
-
+EVALUATIONS, CHOICE = 12, "choice.json"
 _LEVEL = 1e-4  # what two models of which neither is better may differ by
 _DIVERGED = 1e9  # the score of a row without one, above all others
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One way to read values: fields of the configuration, and the axis. scores: of everything held out, less is better.
-    share: of the passes that the stage has."""
+    """One way to read values. scores: of everything held out, less is better. share: of the passes that the stage has."""
 
-    config: dict[str, Any]
+    family: str
     axis: str
     scores: np.ndarray
     share: float = 1.0
@@ -84,7 +73,11 @@ class Tried:
 
     def to_dict(self) -> dict[str, Any]:
         """What a file says of it."""
-        return self.config | {"axis": self.axis, "score": self.mean, "share_of_passes": self.share}
+        way = {"value_family": self.family, "axis": self.axis}
+        return way | {"score": self.mean, "share_of_passes": self.share}
+
+    def __str__(self) -> str:
+        return f"{self.axis} axis, {self.family} law" + f", {self.share:.0%} of the passes" * (self.share != 1)
 
 
 def clearly_better(plain: Tried, other: Tried) -> Tried:
@@ -94,23 +87,12 @@ def clearly_better(plain: Tried, other: Tried) -> Tried:
     return other if gain.mean() > max(gain.std() / math.sqrt(len(gain)), _LEVEL) else plain
 
 
-@dataclass(frozen=True)
-class Trial(Run):
-    """A fit of which the scores alone remain. stores: the facts of its rows."""
-
-    stores: tuple[FactStore, FactStore]
-    watched: ClassVar[bool] = False
-    trainer: ClassVar[type[CausalTrainer]] = BriefTrainer
-
-    def train_facts(self) -> FactStore:
-        return self.stores[0]
-
-    def eval_facts(self) -> FactStore:
-        return self.stores[1]
-
-
-Fold = tuple[Sequence[Example], Sequence[Example]]
-"""Rows that a fit is trained on, and rows that it is scored by."""
+def better_for_most(plain: Tried, other: Tried) -> Tried:
+    """The other of two where it is clearly better on average, and for more than half of the people by a standard error of that
+    share too: one person whom nobody resembles can outweigh everybody else."""
+    gains = np.sign(plain.scores - other.scores)
+    most = gains.sum() > math.sqrt(np.count_nonzero(gains))
+    return clearly_better(plain, other) if most else plain
 
 
 def is_open(model: CausalQwenForCausalLM, field: str) -> bool:
@@ -124,14 +106,6 @@ def choosing(model: CausalQwenForCausalLM, settings: TrainSettings) -> bool:
     config = model.config
     fresh = config.value_range is None and config.start == "faithful" and config.value_branch
     return isinstance(settings.values, ChosenStage) and fresh
-
-
-def better_for_most(plain: Tried, other: Tried) -> Tried:
-    """The other of two where it is clearly better on average, and for more than half of the people by a standard error of that
-    share too: one person whom nobody resembles can outweigh everybody else."""
-    gains = np.sign(plain.scores - other.scores)
-    most = gains.sum() > math.sqrt(np.count_nonzero(gains))
-    return clearly_better(plain, other) if most else plain
 
 
 @dataclass(frozen=True)
@@ -163,72 +137,77 @@ class ChoiceOfPeople:
         """The rows of each individual of the training rows who said a number."""
         return self._told(self.train_examples)
 
-    def made(self) -> Tried:
-        """The way under which people held out are likeliest: fewer passes, another axis or law where most of them say so. A run
-        that is taken up keeps what it chose."""
-        kept = self.work / CHOICE
-        if ranks.from_main(kept.exists()):
-            chosen = json.loads(kept.read_text(encoding="utf-8"))
-            return Tried(**chosen | {"scores": np.array(chosen["scores"])})
-        axes, own = self.axes(), (self.model.config.value_family,)
-        families = FAMILIES if is_open(self.model, "value_family") else own
-        rows, held = self.folds[0]
-        shares = self._shares(rows)
-        ways = len(shares) + len(axes) + len(families) - 1
-        turns = f"{len(self.folds)} parts of " if len(self.folds) > 1 else ""
-        self.say(
-            f"choosing how values are read: {ways} ways, by {turns}about {len(self._told(held)):,} people held out, in at most "
-            f"{self.trial_of(rows).epochs} passes over {len(rows):,} rows"
-        )
-        best = self.tried(axes[0], {"value_family": families[0]})
-        for share in shares:
-            best = better_for_most(best, self.tried(best.axis, best.config, share))
-        for axis in axes[1:]:
-            best = better_for_most(best, self.tried(axis, best.config, best.share))
-        for family in families[1:]:
-            best = better_for_most(best, self.tried(best.axis, {"value_family": family}, best.share))
-        self.tell(best)
-        return best
-
-    def _shares(self, rows: Sequence[Example]) -> list[float]:
-        """Shares of the passes that are tried: none where people are drawn, because all together are not learned by heart."""
-        found = {self.trial_of(rows).epochs: 1.0}
-        if len(self.taught) == len(self._drawn(self.taught)):
-            for share in SHARES:
-                found.setdefault(self.trial_of(rows, share).epochs, share)
-        return list(found.values())[1:]
-
     @property
     def has_enough(self) -> bool:
         return len(self.taught) >= FEWEST_PEOPLE
 
     @cached_property
-    def folds(self) -> list[Fold]:
-        people, others = self._drawn(self.taught), self._nobodys(self.train_examples)
+    def known(self) -> list[Tried]:
+        """What was tried, in its order."""
+        return []
+
+    def made(self) -> Tried:
+        """The way under which people held out are likeliest: fewer passes, another axis or law where most of them say so. A run
+        that is taken up keeps what it chose."""
+        kept = self.work / CHOICE
+        if ranks.from_main(kept.exists()):
+            told = json.loads(kept.read_text(encoding="utf-8"))["chosen"]
+            return Tried(told["value_family"], told["axis"], np.array([told["score"]]), told["share_of_passes"])
+        axes, own = self.axes(), self.model.config.value_family
+        families = FAMILIES if is_open(self.model, "value_family") else (own,)
+        rows, held = self.folds[0]
+        passes = {self.stage_of(rows, faster=FASTER).epochs: 1.0}
+        if len(self.taught) == len(self._drawn(self.taught)):  # all together are not learned by heart
+            for share in SHARES:
+                passes.setdefault(self.stage_of(rows, share, FASTER).epochs, share)
+        changes: list[dict[str, Any]] = [{"share": share} for share in [*passes.values()][1:]]
+        changes += [*({"axis": axis} for axis in axes[1:]), *({"family": family} for family in families[1:])]
+        turns = f"{len(self.folds)} parts of " if len(self.folds) > 1 else ""
+        self.say(
+            f"choosing how values are read: {1 + len(changes)} ways, by {turns}about {len(self._told(held)):,} people held "
+            f"out, in at most {next(iter(passes))} passes over {len(rows):,} rows"
+        )
+        best = self.tried(families[0], axes[0], 1.0)
+        for change in changes:
+            way: dict[str, Any] = {"family": best.family, "axis": best.axis, "share": best.share} | change
+            best = better_for_most(best, self.tried(**way))
+        self.tell(best)
+        return best
+
+    @cached_property
+    def folds(self) -> list[tuple[Sequence[Example], Sequence[Example]]]:
+        """Rows that a fit is trained on, and rows that it is scored by."""
+        people, others = self._drawn(self.taught), self._nobodys()
         if self.keeps_best:
-            return [
-                (
-                    _rows(self.train_examples, [*people, others]),
-                    _rows(self.eval_examples, self._drawn(self._told(self.eval_examples))),
-                )
-            ]
-        parts, folds, held = [people[place::PARTS] for place in range(PARTS)], [], 0
+            held = self._drawn(self._told(self.eval_examples))
+            return [(_rows(self.train_examples, [*people, others]), _rows(self.eval_examples, held))]
+        parts, folds, count = [people[place::PARTS] for place in range(PARTS)], [], 0
         for part in parts:
-            if held < HELD_PEOPLE:
+            if count < HELD_PEOPLE:
                 rest = [person for other in parts if other is not part for person in other]
                 folds.append((_rows(self.train_examples, [*rest, others]), _rows(self.train_examples, part)))
-                held += len(part)
+                count += len(part)
         return folds
 
-    def stage_of(self, rows: Sequence[Example], share: float = 1.0) -> ValueStage:
-        terms = len(rows_of_people([example.individual for example in rows])[0])
-        updates = math.ceil(terms / STAGE.batch_size)
-        epochs = max(STAGE.epochs, math.ceil(FEWEST_UPDATES / updates))
-        return dataclasses.replace(STAGE, epochs=math.ceil(share * epochs))
+    @cached_property
+    def stores(self) -> list[tuple[FactStore, FactStore]]:
+        """The facts of each fold's rows: all ways to read values share the features."""
 
-    def trial_of(self, rows: Sequence[Example], share: float = 1.0) -> ValueStage:
-        stage = self.stage_of(rows, share / FASTER)
-        return dataclasses.replace(stage, learning_rate=FASTER * stage.learning_rate)
+        def opened(rows: Sequence[Example]) -> FactStore:
+            whole: Any = rows.dataset if isinstance(rows, Subset) else rows
+            scored = whole is self.eval_examples
+            store = FactStore.build(self.model, whole, self.work, title="reading rows", rest=scored)
+            return store.of_some(rows.indices) if isinstance(rows, Subset) else store
+
+        return [(opened(rows), opened(held)) for rows, held in self.folds]
+
+    def stage_of(self, rows: Sequence[Example], share: float = 1.0, faster: int = 1) -> ValueStage:
+        """The stage of values on rows, with a share of its passes; of fewer updates, and a rate as much larger, if `faster`."""
+        terms = len(rows_of_people([example.individual for example in rows])[0])
+        epochs = max(STAGE.epochs, math.ceil(FEWEST_UPDATES / math.ceil(terms / STAGE.batch_size)))
+        return dataclasses.replace(
+            STAGE, epochs=math.ceil(share / faster * epochs), learning_rate=faster * STAGE.learning_rate
+        )
 
     def scores_of(self, model: CausalQwenForCausalLM, held: Sequence[Example], store: FactStore) -> np.ndarray:
         """For each person, the mean over numbers that are no part of a template."""
@@ -242,36 +221,19 @@ class ChoiceOfPeople:
         lost = losses - torch.where(together, slope, axis.log_jacobian(values))
         return (torch.zeros(len(counts)).double().index_add_(0, places, lost) / counts).numpy()
 
-    def stores(self, model: CausalQwenForCausalLM, fold: Fold) -> tuple[FactStore, FactStore]:
-        """Opened once: all ways to read values share the features."""
-        train, held = (self._store(model, rows) for rows in fold)
-        return train, held
-
-    def _store(self, model: CausalQwenForCausalLM, rows: Sequence[Example]) -> FactStore:
-        if id(rows) not in self._opened:
-            whole = rows.examples if isinstance(rows, Drawn) else rows
-            scored = whole is self.eval_examples
-            store = FactStore.build(model, whole, self.work, title="reading rows", rest=scored)
-            store = store.of_some(rows.indices) if isinstance(rows, Drawn) else store
-            self._opened[id(rows)] = store
-        return self._opened[id(rows)]
-
-    @cached_property
-    def _opened(self) -> dict[int, FactStore]:
-        return {}
-
     def _told(self, examples: Sequence[Example]) -> list[list[int]]:
         """The rows of each individual who said a number that is no part of a template."""
-        num_id, groups = self.model.config.num_token_id, rows_of_people([example.individual for example in examples])
-        return [
-            rows
-            for rows in groups[0][: groups[1]]
-            if any(words not in self.certain for words, _ in numbers_learned((examples[row] for row in rows), num_id))
-        ]
+        groups, people = rows_of_people([example.individual for example in examples])
 
-    def _nobodys(self, examples: Sequence[Example]) -> list[int]:
-        """Rows of nobody's, `MOST_ROWS` at most."""
-        found = [row for row, example in enumerate(examples) if example.individual is None]
+        def has_said(rows: list[int]) -> bool:
+            numbers = numbers_learned((examples[row] for row in rows), self.model.config.num_token_id)
+            return any(words not in self.certain for words, _ in numbers)
+
+        return [rows for rows in groups[:people] if has_said(rows)]
+
+    def _nobodys(self) -> list[int]:
+        """Training rows of nobody's, `MOST_ROWS` at most."""
+        found = [row for row, example in enumerate(self.train_examples) if example.individual is None]
         if len(found) <= MOST_ROWS:
             return found
         return np.random.default_rng(self.settings.seed).choice(found, MOST_ROWS, replace=False).tolist()
@@ -296,39 +258,26 @@ class ChoiceOfPeople:
         positive = (self.settings.support_of(self.numbers.values).low or 0.0) > 0
         return tuple("symlog" if kind == "log" and not positive else kind for kind in AXES)
 
-    def renewed(self, config: dict[str, Any]) -> CausalQwenForCausalLM:
-        """A model that shares the backbone, with other value parts."""
-        shared = (self.model.backbone, self.model.processor)
-        model = copy.deepcopy(self.model, {id(kept): kept for kept in shared})
-        apply(model, config, self.settings.seed)
-        return model
-
-    def tried(self, axis: str, config: dict[str, Any], share: float = 1.0) -> Tried:
+    def tried(self, family: str, axis: str, share: float) -> Tried:
         """The scores of one way, the same on every rank."""
-        made = Tried(config, axis, ranks.from_main(self._fit(axis, config, share)), share)
+        made = Tried(family, axis, ranks.from_main(self._fit(family, axis, share)), share)
         self.known.append(made)
-        self.say(f"  {described(made)}: " + (f"{made.mean:.4f}" if made.is_finite else "no finite score"))
+        self.say(f"  {made}: " + (f"{made.mean:.4f}" if made.is_finite else "no finite score"))
         return made
 
-    @cached_property
-    def known(self) -> list[Tried]:
-        """What was tried, in its order."""
-        return []
-
-    def _fit(self, axis: str, config: dict[str, Any], share: float) -> np.ndarray:
-        folder = self.work / "trial"
-        stages = {"heads": None, "lora": None, "backbone": None, "report_to": (), "evaluations": EVALUATIONS}
-        scores = []
-        for fold in self.folds:
-            rows, held = fold
-            model = self.renewed(config)
+    def _fit(self, family: str, axis: str, share: float) -> np.ndarray:
+        """The scores of a fit to each fold, of models that share the backbone; nothing else of it remains."""
+        folder, scores = self.work / "trial", []
+        others = {"heads": None, "lora": None, "backbone": None, "report_to": (), "evaluations": EVALUATIONS}
+        shared = {id(kept): kept for kept in (self.model.backbone, self.model.processor)}
+        for (rows, held), stores in zip(self.folds, self.stores, strict=True):
+            model = copy.deepcopy(self.model, dict(shared))
+            apply(model, {"value_family": family}, self.settings.seed)
             fit_axes(model.config, self.numbers, axis, self.settings)
-            only: dict[str, Any] = stages | {"values": self.trial_of(rows, share)}
+            only: dict[str, Any] = others | {"values": self.stage_of(rows, share, FASTER)}
             settings = dataclasses.replace(self.settings, **only)
             try:
-                stores = self.stores(model, fold)
-                run = Trial(model, rows, held if self.keeps_best else [], folder, settings, {}, stores)
-                TRAINERS["values"](run)
+                TRAINERS["values"](Run(model, rows, held if self.keeps_best else [], folder, settings, {}, stores))
                 scores.append(self.scores_of(model.eval(), held, stores[1]))
             finally:
                 if ranks.rank() == 0:
@@ -337,33 +286,24 @@ class ChoiceOfPeople:
         return np.nan_to_num(np.concatenate(scores), nan=_DIVERGED, posinf=_DIVERGED, neginf=_DIVERGED)
 
     def tell(self, best: Tried) -> None:
-        """Say what is chosen, and write it to the run's folder."""
+        """Say what is chosen, and write it to the run's folder, and to its work, from where a run that is taken up reads it."""
         worst = max((one for one in self.known if one.is_finite), key=lambda one: one.mean, default=best)
         self.say(
-            f"chosen: {described(best)}; people held out at {best.mean:.3f} nats a number, the worst tried "
-            f"({described(worst)}) {worst.mean:.3f}"
+            f"chosen: {best}; people held out at {best.mean:.3f} nats a number, the worst tried ({worst}) {worst.mean:.3f}"
         )
         if ranks.rank() == 0:
-            chosen = dataclasses.asdict(best) | {"scores": best.scores.tolist()}
-            write_text(self.work / CHOICE, json.dumps(chosen) + "\n")
             told = {"chosen": best.to_dict(), "tried": [one.to_dict() for one in self.known]}
-            write_text(self.work.parent / CHOICE, json.dumps(told, indent=1) + "\n")
+            for folder in (self.work, self.work.parent):
+                write_text(folder / CHOICE, json.dumps(told, indent=1) + "\n")
 
 
 def _rows(examples: Sequence[Example], people: list[list[int]]) -> Sequence[Example]:
     """The rows of some people, in their order."""
     rows = sorted(row for person in people for row in person)
-    return examples if len(rows) == len(examples) else Drawn(examples, rows)
+    return examples if len(rows) == len(examples) else some_of(examples, rows)
 
 
 def apply(model: CausalQwenForCausalLM, config: dict[str, Any], seed: int) -> None:
     """Give a model the value parts of a choice, at their start."""
     torch.manual_seed(seed)
     renew_values(model, **config)
-
-
-def described(tried: Tried) -> str:
-    """In words."""
-    return f"{tried.axis} axis, {tried.config['value_family']} law" + f", {tried.share:.0%} of the passes" * (
-        tried.share != 1
-    )

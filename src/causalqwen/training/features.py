@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -34,9 +34,9 @@ from causalqwen.modeling.heads import NUMBER_PARTS
 from causalqwen.training import ranks
 from causalqwen.training.candidates import FEATURES as NUMBER_FEATURES
 from causalqwen.training.candidates import KeptNumbers, numbers_in
-from causalqwen.training.sharding import is_sharded, on_whole
 
 FORMAT, READS = 5, "reads.npy"
+_AT_ONCE = 256  # positions of which all scores are looked at
 
 _NOT_MATHEMATICS = {"_name_or_path", "architectures", "dtype", "transformers_version"}
 
@@ -70,7 +70,7 @@ class TokenFacts:
         read without the rest and nobody asks for `<NUM>`'s score (`learns_when`).
     also_right: int32 [N, R], further right tokens, which `rest_loss` takes as such; `NO_TARGET` where there are fewer.
     numbers: those in the positions' rows, where the model copies; it is no column.
-    reads: where numbers are read from the whole backbone; no column either.
+    reads: where they are read from the whole backbone; no column either.
     """
 
     features: np.ndarray
@@ -95,10 +95,8 @@ class TokenFacts:
         return len(self.targets)
 
     def __getitem__(self, index: slice | np.ndarray) -> "TokenFacts":
-        numbers = None if self.numbers is None else self.numbers[index]
-        reads = None if self.reads is None else self.reads[index]
-        columns = {name: getattr(self, name)[index] for name in self.columns}
-        return TokenFacts(**columns, numbers=numbers, reads=reads)
+        parts = {name: getattr(self, name) for name in (*COLUMNS, *_BESIDE)}
+        return TokenFacts(**{name: None if part is None else part[index] for name, part in parts.items()})
 
     def features_at(self, taken: Tensor) -> Tensor:
         """Features of the positions `taken`, bool [N], before numbers: all that a value is read from."""
@@ -106,6 +104,11 @@ class TokenFacts:
         if self.reads is None:
             return features
         return torch.cat([features, torch.from_numpy(self.reads.array[self.reads.at[taken.numpy()]])], dim=-1)
+
+    @property
+    def learned(self) -> np.ndarray:
+        """Whether each position precedes a number that is learned, bool [N]."""
+        return np.isfinite(self.values)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -129,8 +132,7 @@ _DTYPES = dict.fromkeys(_INTEGERS, np.int32) | {"values": np.float64}
 
 def _blocks_of(model: CausalQwenForCausalLM) -> list[int] | None:
     """The widths of what the whole backbone tells; None where it is not read."""
-    known: list[int] | None = model.reads_backbone or (model.config.value_kernel or {}).get("blocks")
-    return known
+    return model.reads_backbone or (model.config.value_kernel or {}).get("blocks")
 
 
 def learns_when(model: CausalQwenForCausalLM) -> bool:
@@ -148,9 +150,7 @@ def _columns_of(model: CausalQwenForCausalLM, rest: bool) -> tuple[str, ...]:
 
 
 @torch.no_grad()
-def token_facts(
-    model: CausalQwenForCausalLM, examples: Sequence[Example], positions_at_once: int = 256, *, rest: bool = True
-) -> TokenFacts:
+def token_facts(model: CausalQwenForCausalLM, examples: Sequence[Example], *, rest: bool = True) -> TokenFacts:
     """Facts on all positions of a few examples (one padded batch), in their order."""
     batch = collate(examples, model.processor.tokenizer.pad_token_id)
     batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
@@ -159,7 +159,7 @@ def token_facts(
     keep = (labels[:, 1:] != -100) & batch["attention_mask"][:, 1:].bool()
     also_right = None if also_right is None else also_right[:, 1:][keep]
     at_positions = hidden[:, :-1][keep], labels[:, 1:][keep], values[:, 1:][keep]
-    facts = facts_of(model, *at_positions, also_right, positions_at_once, rest=rest)
+    facts = facts_of(model, *at_positions, also_right, rest=rest)
     if model.copies:
         z = hidden[..., : model.config.hidden_size]
         facts.numbers = numbers_in(examples, model.config.num_token_id, z, model.config.context.hides)
@@ -179,7 +179,6 @@ def facts_of(
     targets: Tensor,
     values: Tensor,
     also_right: Tensor | None = None,
-    positions_at_once: int = 256,
     *,
     rest: bool = True,
 ) -> TokenFacts:
@@ -190,7 +189,7 @@ def facts_of(
     values = torch.where(is_num, values, torch.nan)
     also_right = targets.new_empty(len(targets), 0) if also_right is None else also_right
     columns: dict[str, list[Tensor]] = {name: [] for name in _columns_of(model, rest)}
-    for part in torch.arange(len(z), device=z.device).split(positions_at_once):
+    for part in torch.arange(len(z), device=z.device).split(_AT_ONCE):
         chain = Chain(model, z[part], words=words)
         facts = _rest_facts(model, chain, targets[part], is_num[part], also_right[part]) if rest else {}
         facts |= {
@@ -251,15 +250,22 @@ def _sums_over_words(rest: Scores, theirs: Tensor) -> dict[str, Tensor]:
 
 def known_of_number(chain: Chain, num_scale: Tensor, threshold: Tensor | None) -> None:
     """Tell a chain at kept features what is known of its positions, [...]: `<NUM>` follows the heads as they are now."""
-    weight = chain.model.abduction.loc_net.weight
-    if (
-        chain.features.numel() >= weight.numel() and chain.model.abduction.keeps_features
-    ):  # which takes as long for fewer
+    abduction = chain.model.abduction
+    weight = abduction.loc_net.weight
+    if chain.features.numel() >= weight.numel() and abduction.keeps_features:  # to see that takes as long for fewer
         chain.loc_U = chain.features.to(weight.dtype)
     if threshold is not None:
         chain.threshold = threshold.unsqueeze(-1)
     if chain.action.scales.common:  # which does not follow `<NUM>`'s row
         chain.number_scale = num_scale
+
+
+def grouped(keys: Iterable[Hashable]) -> list[list[int]]:
+    """The places of equal keys, in the order in which they are met."""
+    places: dict[Hashable, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(key, []).append(place)
+    return list(places.values())
 
 
 def batches_by_length(examples: Sequence[Sized], tokens: int) -> Iterator[list[int]]:
@@ -289,14 +295,13 @@ def stream_facts(
     rest: of the rest of the vocabulary too. split: this rank's `share` of the batches; a filler is computed too, and given as
     no facts on no examples.
     """
-    batches = [(indices, True) for indices in batches_by_length(examples, tokens)]
-    if split:
-        batches = ranks.share([indices for indices, _ in batches])
+    every = list(batches_by_length(examples, tokens))
+    batches = ranks.share(every) if split else [(indices, True) for indices in every]
     total = sum(len(examples[index]) for indices, _ in batches for index in indices)
     with tqdm(total=total, desc=title, unit="tok", leave=False, disable=ranks.rank() > 0) as bar:
         for indices, own in batches:
             chosen = [examples[index] for index in indices]
-            facts = on_whole(model, partial(token_facts, rest=rest), chosen)
+            facts = ranks.on_whole(model, partial(token_facts, rest=rest), chosen)
             yield (indices, facts) if own else ([], facts[:0])
             bar.update(sum(len(example) for example in chosen))
 
@@ -323,41 +328,38 @@ def _write_row(arrays: Mapping[str, np.ndarray], facts: TokenFacts, rows: slice,
 class FactStore:
     """Facts of a data set in a folder of memory-mapped arrays. Example i has the positions offsets[i] to offsets[i+1].
 
-    numbers: read those in the rows too, where they were kept. ValueError where what is kept is damaged.
+    ValueError where what is kept is damaged.
     """
 
-    def __init__(self, folder: Path, *, numbers: bool = True) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         with telling_kept(folder):
             check_sums(folder)
-            names = [name for name in COLUMNS if (folder / f"{name}.npy").exists()]
             # mapped, but as plain arrays: part of a memmap costs several times as much
+            paths = {name: folder / f"{name}.npy" for name in COLUMNS}
             arrays: dict[str, Any] = {
-                name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="c")) for name in names
+                name: np.asarray(np.load(path, mmap_mode="c")) for name, path in paths.items() if path.exists()
             }
-            self.offsets = np.load(folder / "offsets.npy")
-            reads = None
+            self.offsets, reads = np.load(folder / "offsets.npy"), None
             if (folder / READS).exists():
                 about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
                 is_number = arrays["targets"] == about["num_token_id"]
                 at = np.where(is_number, is_number.cumsum() - 1, -1)
                 reads = Reads(np.asarray(np.load(folder / READS, mmap_mode="c")), about["blocks"], at)
-            kept = KeptNumbers.load(folder, np.diff(self.offsets)) if numbers else None
-        self.facts = TokenFacts(**arrays, numbers=kept, reads=reads)
+            numbers = KeptNumbers.load(folder, np.diff(self.offsets))
+        self.facts = TokenFacts(**arrays, numbers=numbers, reads=reads)
 
     @classmethod
-    def of_rows(cls, facts: TokenFacts) -> "FactStore":
-        """Facts of rows that have one position each, in memory."""
+    def of_rows(cls, facts: TokenFacts, offsets: np.ndarray | None = None) -> "FactStore":
+        """Facts in memory, by default of rows that have one position each."""
         made = cls.__new__(cls)
-        made.facts, made.offsets = facts, np.arange(len(facts) + 1)
+        made.facts, made.offsets = facts, np.arange(len(facts) + 1) if offsets is None else offsets
         return made
 
     def of_some(self, rows: Sequence[int]) -> "FactStore":
         """The facts of some of the rows, in memory; numbers in them keep the places that they have among all."""
-        made = FactStore.__new__(FactStore)
-        made.facts = self.facts[np.concatenate([np.arange(*self.offsets[row : row + 2]) for row in rows])]
-        made.offsets = np.cumsum([0, *np.diff(self.offsets)[list(rows)]])
-        return made
+        facts = self.facts[np.concatenate([np.arange(*self.offsets[row : row + 2]) for row in rows])]
+        return FactStore.of_rows(facts, np.cumsum([0, *np.diff(self.offsets)[list(rows)]]))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -380,7 +382,7 @@ class FactStore:
                 torch.from_numpy(getattr(block, name)).to(model.device)
                 for name in ("features", "targets", "values", "also_right")
             )
-            facts = on_whole(model, facts_of, z.to(model.dtype), targets.long(), values, also_right.long())
+            facts = ranks.on_whole(model, facts_of, z.to(model.dtype), targets.long(), values, also_right.long())
             yield dataclasses.replace(facts, numbers=block.numbers)
 
     @classmethod
@@ -398,19 +400,17 @@ class FactStore:
         rest: of the rest of the vocabulary too, without which numbers can be learned, but nothing be scored.
 
         The folder is named after a hash of the weights that the facts depend on, the settings and the data, so that it is never
-        used for anything else; a model that does not copy takes what was kept for one that does, but for the numbers, and
-        whoever needs no rest takes what was kept with it. It appears by rename, complete. All ranks compute it together, each
-        its share of the batches, and must see `root` on one filesystem.
+        used for anything else. It appears by rename, complete. All ranks compute it together, each its share of the batches,
+        and must see `root` on one filesystem.
         """
         # Rank 0's key: weights that were trained on unlike machines may differ in their last bits.
-        folders = [Path(root) / f"features-{key[:24]}" for key in facts_keys(model, examples, rest=rest)]
-        folder = ranks.from_main(next((kept for kept in folders if kept.is_dir()), folders[0]))
+        folder = ranks.from_main(Path(root) / f"features-{facts_key(model, examples, rest=rest)[:24]}")
         if ranks.from_main(folder.is_dir()):
-            return cls(folder, numbers=model.copies)
+            return cls(folder)
         was_training = model.training
         model.eval()
         try:
-            cast = nullcontext() if is_sharded(model) else casting_once(model)
+            cast = nullcontext() if ranks.is_sharded(model) else casting_once(model)
             with ranks.writing_folder(folder) as part, cast:
                 cls._fill(part, model, examples, title, rest)
         finally:
@@ -420,28 +420,25 @@ class FactStore:
     @staticmethod
     def _fill(part: Path, model: CausalQwenForCausalLM, examples: Sequence[Example], title: str, rest: bool) -> None:
         """Each rank its share of the batches, into arrays in `part` that all of them see."""
-        lengths = np.array([example.positions for example in examples])
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        size, numbers, names = model.config.hidden_size, None, _columns_of(model, rest)
-        if model.copies:
-            numbers = KeptNumbers.of(examples, model.config.num_token_id, np.empty(0))
+        offsets = np.concatenate([[0], np.cumsum([example.positions for example in examples], dtype=int)])
+        size, num_id, names = model.config.hidden_size, model.config.num_token_id, _columns_of(model, rest)
+        numbers = KeptNumbers.of(examples, num_id, np.empty(0)) if model.copies else None
         if ranks.rank() == 0:
-            _make_empty(part, names, int(offsets[-1]), {"features": size, "also_right": most_also_right(examples)})
+            widths = {"features": (size,), "also_right": (most_also_right(examples),)}
+            for name in names:
+                shape = int(offsets[-1]), *widths.get(name, ())
+                _make_array(part / f"{name}.npy", _DTYPES.get(name, np.float32), shape)
             if numbers is not None:
                 _make_array(part / NUMBER_FEATURES, np.float32, (len(numbers.values), size))
                 numbers.save(part)
             np.save(part / "offsets.npy", offsets)
-            about = {"format": FORMAT, "num_token_id": model.config.num_token_id, "blocks": _blocks_of(model)}
+            about = {"format": FORMAT, "num_token_id": num_id, "blocks": _blocks_of(model)}
             (part / "about.json").write_text(json.dumps(about) + "\n")
         ranks.barrier()
         arrays = {name: np.lib.format.open_memmap(part / f"{name}.npy", "r+") for name in names}
         of_numbers = None if numbers is None else np.lib.format.open_memmap(part / NUMBER_FEATURES, "r+")
         # What comes last is never read: rows that differ in their last value alone (repeated measures) share all else.
-        alike: dict[bytes, list[int]] = {}
-        reads: dict[int, np.ndarray] = {}
-        for index, example in enumerate(examples):
-            alike.setdefault(row_digest(example), []).append(index)
-        sharing = list(alike.values())
+        sharing, reads = grouped(map(row_digest, examples)), dict[int, np.ndarray]()
         distinct: Any = torch.utils.data.Subset(examples, [indices[0] for indices in sharing])  # type: ignore[arg-type]
         for places, facts in stream_facts(model, distinct, title=title, split=True, rest=rest):
             said = facts.numbers
@@ -455,7 +452,7 @@ class FactStore:
                     if numbers is not None:
                         into = slice(*numbers.offsets[index : index + 2])
                         of_numbers[into] = said.features[slice(*said.offsets[row : row + 2])]
-                    if examples[index].input_ids[-1] == model.config.num_token_id and lengths[index]:
+                    if examples[index].input_ids[-1] == num_id and count:
                         arrays["values"][offsets[index + 1] - 1] = examples[index].numeric_labels[-1]
         for array in (*arrays.values(), of_numbers):
             if array is not None:
@@ -464,13 +461,6 @@ class FactStore:
             np.save(part / READS, np.concatenate([reads[index] for index in range(len(examples))]))
         if ranks.world_size() == 1:  # on other machines, not all that was written may be seen yet
             write_sums(part)
-
-
-def _make_empty(folder: Path, names: Sequence[str], positions: int, widths: dict[str, int]) -> None:
-    """Arrays to be filled, one for every column of facts on so many positions; widths: of those that have one."""
-    for name in names:
-        shape = (positions, widths[name]) if name in widths else (positions,)
-        _make_array(folder / f"{name}.npy", _DTYPES.get(name, np.float32), shape)
 
 
 def _make_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> None:
@@ -504,12 +494,9 @@ def update_with_rows(digest: Any, examples: Sequence[Example]) -> None:
         digest.update(np.array(read, dtype=np.float64).tobytes())
 
 
-def facts_keys(model: CausalQwenForCausalLM, examples: Sequence[Example], *, rest: bool = True) -> list[str]:
-    """SHA-256 over everything that the facts depend on: weights, settings, tokens, values and what is right.
-
-    The first is the key of what this model keeps, with the `rest` of the vocabulary or without; facts under any other serve it
-    as well.
-    """
+def facts_key(model: CausalQwenForCausalLM, examples: Sequence[Example], *, rest: bool = True) -> str:
+    """SHA-256 over everything that the facts depend on, with the `rest` of the vocabulary or without: weights, settings,
+    tokens, values and what is right."""
     config = model.config
     digest = hashlib.sha256()
     settings = {
@@ -535,12 +522,5 @@ def facts_keys(model: CausalQwenForCausalLM, examples: Sequence[Example], *, res
         if not name.startswith(NUMBER_PARTS):
             update_digest(digest, name, tensor)
     update_with_rows(digest, examples)
-    keys = {}
-    for numbers in (False, True):
-        for whole in (False, True):
-            of_these = digest.copy()
-            of_these.update(
-                b"numbers" * numbers + b"values" * (not whole) + b"when" * (not whole and learns_when(model))
-            )
-            keys[numbers, whole] = of_these.hexdigest()
-    return [keys[served] for served in keys if served[0] >= model.copies and served[1] >= rest]
+    digest.update(b"numbers" * model.copies + b"values" * (not rest) + b"when" * (not rest and learns_when(model)))
+    return digest.hexdigest()

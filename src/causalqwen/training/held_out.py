@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch.utils.data import Subset
 
 from causalqwen.data import Example
 from causalqwen.data.encoding import class_names
+from causalqwen.training.features import grouped
 
 FEWEST_HELD, HELD_SHARE = 20, 0.2
 """Fewer rows than that choose nothing; what is held out of the training rows where none were given."""
@@ -20,27 +22,20 @@ NEW_TEXTS = 0.05
 """Where fewer of the rows to come than that have a text of their own, a text that is known already tells of the next row."""
 
 
-class Drawn(Sequence[Example]):
+def some_of(examples: Sequence[Example], rows: list[int]) -> Any:
     """Some of the examples, which may lie on disk."""
-
-    def __init__(self, examples: Sequence[Example], indices: list[int]) -> None:
-        self.examples, self.indices = examples, indices
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.examples[self.indices[index]]
+    return Subset(examples, rows)  # type: ignore[arg-type]  # reads them by their places alone
 
 
 def rows_together(examples: Sequence[Example]) -> list[list[int]]:
     """The rows that are held out together: those of one individual, of one group, and of one text those that name neither."""
-    together: dict[Any, list[int]] = {}
-    for index, example in enumerate(examples):
-        whose = ("individual", example.individual) if example.individual is not None else example.group
-        text = (*example.input_ids, *example.numeric_values[:-1])
-        together.setdefault(text if whose is None else whose, []).append(index)
-    return list(together.values())
+
+    def whose(example: Example) -> Any:
+        if example.individual is not None:
+            return "individual", example.individual
+        return (*example.input_ids, *example.numeric_values[:-1]) if example.group is None else example.group
+
+    return grouped(map(whose, examples))
 
 
 def left_out_together(examples: Sequence[Example]) -> list[list[int]]:
@@ -72,9 +67,9 @@ def hold_out(examples: Sequence[Example], seed: int) -> tuple[Sequence[Example],
             taken += 1
     if known := class_names(examples):
         left = sorted(set(range(len(examples))) - set(held))
-        lost = known - class_names(Drawn(examples, left))
+        lost = known - class_names(some_of(examples, left))
         held = [row for row in held if examples[row].class_name not in lost]
     if len(held) < fewest:
         return examples, []
     rest = sorted(set(range(len(examples))) - set(held))
-    return Drawn(examples, rest), Drawn(examples, sorted(held))
+    return some_of(examples, rest), some_of(examples, sorted(held))

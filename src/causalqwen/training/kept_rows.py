@@ -2,15 +2,16 @@
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from causalqwen.data import Example
-from causalqwen.files import check_sums
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.training.candidates import KeptNumbers
-from causalqwen.training.features import FactStore, Reads, TokenFacts, facts_keys, row_digest, telling_kept
+from causalqwen.training.features import FactStore, Reads, TokenFacts, facts_key, row_digest, telling_kept
 
 _ROWS = "rows.npy"
 _OF_BLOCK = 1024
@@ -33,64 +34,45 @@ class KeptRows:
         self, folder: Path, model: CausalQwenForCausalLM, read: "Callable[[KeptRows, list[Block]], None] | None" = None
     ) -> None:
         self.model, self.root, self.read = model, Path(folder), read or _one_by_one
-        self.folder = self.root / facts_keys(model, [], rest=False)[0][:24]
-        self._whole: set[Path] = set()
-        self._known: tuple[dict[bytes, tuple[int, int]], list[Path]] = {}, []
+        self.folder = self.root / facts_key(model, [], rest=False)[:24]
 
     def facts(self, examples: Sequence[Example]) -> TokenFacts:
         """The facts before each row's value [n], with the numbers in each row for a model that copies; what is missing is read
         first."""
-        model, (stores, of_store, row) = self.model, self._places(examples)
-        columns: dict[str, np.ndarray] = {}
-        for name in ("features", "reads"):
-            kept = [np.load(store / f"{name}.npy", mmap_mode="r") for store in stores]
-            columns[name] = np.empty((len(examples), kept[0].shape[1]), dtype=np.float32)
-            for number, column in enumerate(kept):
-                own = of_store == number
-                columns[name][own] = column[row[own]]
-        numbers = None
-        if model.copies:
-            of_stores = [KeptNumbers.load(store, np.diff(np.load(store / "offsets.npy"))) for store in stores]
-            numbers = KeptNumbers.gathered(of_stores, of_store.tolist(), row.tolist())
-        count = len(examples)
+        model, count, digests = self.model, len(examples), [row_digest(example) for example in examples]
+        known, given = self._index(), dict(zip(digests, examples, strict=True))
+        if missing := {digest: example for digest, example in given.items() if digest not in known}:
+            self.read(self, _blocks(missing))
+            known = self._index()
+        paths = [known[digest][0] for digest in digests]
+        rows = np.array([known[digest][1] for digest in digests], dtype=np.int64)
+        columns, numbers, at, start = dict[str, np.ndarray](), [], np.empty(count, dtype=np.int64), 0
+        for path in dict.fromkeys(paths):
+            facts, own = FactStore(path).facts, np.array([one == path for one in paths])
+            for name, column in (("features", facts.features), ("reads", facts.reads.array)):
+                if name not in columns:
+                    columns[name] = np.empty((count, column.shape[1]), dtype=np.float32)
+                columns[name][own] = column[rows[own]]
+            numbers.append(facts.numbers)
+            at[own], start = start + rows[own], start + len(facts)
         return TokenFacts(
             features=columns["features"],
             targets=np.full(count, model.config.num_token_id),
             values=np.array([example.numeric_labels[-1] for example in examples]),
             num_scale=np.zeros(count),
             also_right=np.zeros((count, 0)),
-            numbers=numbers,
+            numbers=KeptNumbers.stacked(numbers).of_rows(at) if model.copies else None,
             reads=Reads(columns["reads"], model.reads_backbone, np.arange(count)),
         )
 
-    def _places(self, examples: Sequence[Example]) -> tuple[list[Path], np.ndarray, np.ndarray]:
-        """Stores, and of which each row is, and where in it; what is missing is read first."""
-        digests = [row_digest(example) for example in examples]
-        if not self._known[0] or not self._known[0].keys() >= set(digests):
-            self._known = self._index()
-        rows = zip(digests, examples, strict=True)
-        missing = {digest: example for digest, example in rows if digest not in self._known[0]}
-        if missing:
-            self.read(self, _blocks(missing))
-            self._known = self._index()
-        place, stores = self._known
-        of_store, row = np.array([place[digest] for digest in digests], dtype=np.int64).reshape(-1, 2).T
-        return stores, of_store, row
-
-    def _index(self) -> tuple[dict[bytes, tuple[int, int]], list[Path]]:
-        """Where each row is, by its digest: the number of its store, and its place there."""
-        stores = [path.parent for path in sorted(self.folder.glob(f"features-*/{_ROWS}"))]
-        digests = []
-        for store in stores:
-            with telling_kept(store):
-                if store not in self._whole:
-                    check_sums(store)
-                digests.append(np.load(store / _ROWS))
-            self._whole.add(store)
-        index = {
-            row.tobytes(): (number, place) for number, rows in enumerate(digests) for place, row in enumerate(rows)
-        }
-        return index, stores
+    def _index(self) -> dict[bytes, tuple[Path, int]]:
+        """Where each row that is kept is, by its digest: its store, and its place there."""
+        index: dict[bytes, tuple[Path, int]] = {}
+        for rows in sorted(self.folder.glob(f"features-*/{_ROWS}")):
+            with telling_kept(rows.parent):
+                digests = np.load(rows)
+            index |= {row.tobytes(): (rows.parent, place) for place, row in enumerate(digests)}
+        return index
 
     def read_block(self, block: Block, title: str = "reading rows") -> None:
         """Read these rows and keep them."""
@@ -110,3 +92,49 @@ def _blocks(rows: Block) -> list[Block]:
 def _one_by_one(kept: KeptRows, blocks: list[Block]) -> None:
     for place, block in enumerate(blocks, start=1):
         kept.read_block(block, f"reading rows, {place} of {len(blocks)}" if len(blocks) > 1 else "reading rows")
+
+
+@dataclass(frozen=True)
+class RayReaders:
+    """Reads blocks of rows for `KeptRows` on many machines, which all see its folder (pip install 'causalqwen[ray]').
+
+    make: the model that reads, made anew in each worker. workers: how many at once. gpus: of each, a share where several
+    read on one.
+    """
+
+    make: Callable[[], CausalQwenForCausalLM]
+    workers: int
+    gpus: float = 0.0
+
+    def __post_init__(self) -> None:
+        import ray.data  # noqa: F401  # a missing library stops the run here
+
+        if self.workers < 1:
+            raise ValueError(f"workers must be at least 1, got {self.workers}")
+
+    def __call__(self, kept: KeptRows, blocks: list[Block]) -> None:
+        import ray
+
+        if not ray.is_initialized():
+            ray.init(log_to_driver=False)
+        given = [self.make, kept.root.absolute(), ray.put(blocks)]
+        places = ray.data.from_items(
+            [{"block": place} for place in range(len(blocks))], override_num_blocks=len(blocks)
+        )
+        ray.data.DataContext.get_current().enable_progress_bars = True
+        read = places.map_batches(
+            _Worker, fn_constructor_args=given, batch_size=1, concurrency=self.workers, num_cpus=1, num_gpus=self.gpus
+        )
+        read.materialize()
+
+
+class _Worker:
+    def __init__(self, make: Callable[[], CausalQwenForCausalLM], root: Path, blocks: Any) -> None:
+        import ray
+
+        self.kept, self.blocks = KeptRows(root, make()), ray.get(blocks)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        for place in batch["block"].tolist():
+            self.kept.read_block(self.blocks[place])
+        return batch

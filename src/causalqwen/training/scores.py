@@ -18,7 +18,6 @@ from causalqwen.parts.copying import AnyLaw, Candidates, joined
 from causalqwen.training import ranks
 from causalqwen.training.batches import rows_of_people
 from causalqwen.training.features import COLUMNS, FactStore, TokenFacts, known_of_number
-from causalqwen.training.sharding import on_whole
 
 _STATISTICS_SAMPLE = 200_000
 _AT_ONCE = 4096  # numbers of people
@@ -46,13 +45,12 @@ def score_tokens(
         ovr_sum_median; on positions whose next token is a word, mean nats of the softmax over loc_S (softmax_nll), of the
         normalised P_k (ovr_nll) and of the backbone (backbone_nll); perplexity and ovr_perplexity, e to the first two;
         backbone_agreement, how often the decision is the backbone's argmax; and, where there are numbers, those of
-        `score_values`, and two that join words and numbers (architecture 4.3.3): consistency, how often a number is announced
-        by the decision and lies in its 90% interval, announced, how often it is announced at all, of value_count numbers;
-        combined, the mean of accuracy and of 1 - mae / (the mae of these
-        numbers' own median). Where the model copies, values are scored under the mixture, and `copied` is the share of them
-        whose answer is a number of the context (more than half of the probability). Where classes are named, `classes` holds
-        the scores of each by name (`score_classes`; own_levels: whether it has levels of its own). Where a domain is asked,
-        domain_divergence and its largest value: D(U, U_base) per position.
+        `score_values`, announced, how often one of the value_count numbers is announced by the decision, and two that join
+        words and numbers (architecture 4.3.3): consistency, how often a number is announced and lies in its 90% interval;
+        combined, the mean of accuracy and of 1 - mae / (the mae of these numbers' own median). Where the model copies, values
+        are scored under the mixture, and `copied` is the share of them whose answer is a number of the context (more than half
+        of the probability). Where classes are named, `classes` holds the scores of each by name (`score_classes`; own_levels:
+        whether it has levels of its own). Where a domain is asked, domain_divergence and its largest value: D(U, U_base).
         `dist`: mean, median, std and iqr of loc_U, scale_U and |b_noise|, and the median sum of P_k, keys as in overview 5.4;
         beside it that of one drawn individual (`individual_prob_sums`), at 64 positions of each block, if `watched`.
         `values`: loc, scale (on the axis) and value of every number, float64 [n] each, for plots and rivals, and interval
@@ -62,7 +60,7 @@ def score_tokens(
     """
     was_training = model.training
     model.eval()
-    parts = [on_whole(model, _score_block, facts, watched) for facts in blocks]
+    parts = [ranks.on_whole(model, _score_block, facts, watched) for facts in blocks]
     parts = ranks.joined(parts) if split else parts
     model.train(was_training)
     columns = {name: [part[name] for part in parts if name in part] for name in dict.fromkeys(itertools.chain(*parts))}
@@ -77,23 +75,18 @@ def score_tokens(
         **_number_detection(column["is_num"], column["decided_num"]),
     }
     words = ~column["is_num"]
-    metrics |= _score_words(column, words) if bool(words.any()) else {}
+    if bool(words.any()):
+        nats = {name: column[name][words].double().mean().item() for name in ("softmax_nll", "ovr_nll", "backbone_nll")}
+        perplexity = {"perplexity": math.exp(nats["softmax_nll"]), "ovr_perplexity": math.exp(nats["ovr_nll"])}
+        metrics |= nats | perplexity | {"backbone_agreement": column["agrees"].double().mean().item()}
     of_new = law_of_new(model, classes)
     values = {name: column[name].double() for name in ("loc", "scale", "value")}
     reg_loss = _score_numbers(model, of_new, column, columns, values, metrics, classes) if len(values["value"]) else 0.0
     metrics["reg_loss"] = reg_loss
     metrics["loss"] = metrics["cls_loss"] + model.config.value_loss_weight * reg_loss
-    if "distance" in column:
-        metrics |= {"domain_divergence": column["distance"].mean().item()}
-        metrics |= {"domain_divergence_max": column["distance"].max().item()}
+    if (away := column.get("distance")) is not None:
+        metrics |= {"domain_divergence": away.mean().item(), "domain_divergence_max": away.max().item()}
     return {"metrics": metrics, "dist": dist, "values": values, "law": of_new}
-
-
-def _score_words(column: dict[str, Tensor], words: Tensor) -> dict[str, float]:
-    """Mean nats and perplexities where a word follows, words: bool [n]."""
-    nats = {name: column[name][words].double().mean().item() for name in ("softmax_nll", "ovr_nll", "backbone_nll")}
-    perplexity = {"perplexity": math.exp(nats["softmax_nll"]), "ovr_perplexity": math.exp(nats["ovr_nll"])}
-    return nats | perplexity | {"backbone_agreement": column["agrees"].double().mean().item()}
 
 
 def _states(column: dict[str, Tensor], noise: Tensor) -> dict[str, float]:
@@ -159,7 +152,7 @@ def joint_losses(
     owner = np.empty(len(store), dtype=np.int64)
     for index, rows in enumerate(groups):
         owner[rows] = index if index < people else people - 1 - index
-    at = np.flatnonzero((np.asarray(facts.targets) == model.config.num_token_id) & np.isfinite(facts.values))
+    at = np.flatnonzero(facts.learned)
     at = at if keep is None else at[keep.numpy()]
     whose = owner[np.repeat(np.arange(len(store)), np.diff(store.offsets))[at]]
     order = np.argsort(whose, kind="stable")
@@ -169,7 +162,7 @@ def joint_losses(
     ends = np.flatnonzero(np.diff(whose[order], append=people)) + 1  # behind each one's
     begins = np.concatenate([[0], ends[:-1]])
     last = np.concatenate(
-        [np.append(np.arange(first + _OF_ONE, end, _OF_ONE), end) for first, end in zip(begins, ends, strict=True)]
+        [[*range(first + _OF_ONE, end, _OF_ONE), end] for first, end in zip(begins, ends, strict=True)]
     )
     start = 0
     while start < len(order):
@@ -285,12 +278,12 @@ def coverage_by_scale(law: AnyLaw, loc: Tensor, scale: Tensor, values: Tensor) -
 def uneven_coverage(tenths: Sequence[dict[str, Any]], level: float = 0.8) -> str | None:
     """One line where the intervals of some tenth cover clearly less than they say: by 0.15 and by three standard errors."""
     worst = min(tenths, key=lambda tenth: tenth["coverage"][str(level)])
-    short, allowed = level - worst["coverage"][str(level)], 3 * (level * (1 - level) / worst["numbers"]) ** 0.5
-    if short <= max(0.15, allowed):
+    covered, count = worst["coverage"][str(level)], worst["numbers"]
+    if level - covered <= max(0.15, 3 * (level * (1 - level) / count) ** 0.5):
         return None
     return (
-        f"{level:.0%} intervals cover {worst['coverage'][str(level)]:.0%} of the {worst['numbers']} numbers whose predicted "
-        f"scale is at most {worst['scale']:.3g}: the average hides two populations (scale_deciles in the metrics)"
+        f"{level:.0%} intervals cover {covered:.0%} of the {count} numbers whose predicted scale is at most "
+        f"{worst['scale']:.3g}: the average hides two populations (scale_deciles in the metrics)"
     )
 
 
@@ -304,12 +297,8 @@ def _inside(law: AnyLaw, loc: Tensor, scale: Tensor, values: Tensor) -> Tensor:
 
 
 def _coverage(inside: Tensor) -> dict[str, dict[str, float]]:
-    shares = inside.double().mean(-1).tolist()
-    names = [str(level) for level in LEVELS]
-    return {
-        key: dict(zip(names, share, strict=True))
-        for key, share in zip(("coverage", "coverage_raw"), shares, strict=True)
-    }
+    named = [dict(zip(map(str, LEVELS), share, strict=True)) for share in inside.double().mean(-1).tolist()]
+    return {"coverage": named[0], "coverage_raw": named[1]}
 
 
 def _number_detection(is_num: Tensor, decided: Tensor) -> dict[str, float]:

@@ -15,7 +15,6 @@ from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_rep
 
 from causalqwen.checking import Count, NotNegative, Positive, Seed, Share, Whole, check_fields, nearest
 from causalqwen.extras import extra
-from causalqwen.kernels import IMPLEMENTATIONS
 from causalqwen.modeling.backbones import bf16_pays
 from causalqwen.numbers.support import Support
 from causalqwen.numbers.transforms import TRANSFORMS
@@ -25,12 +24,9 @@ from causalqwen.numbers.transforms import TRANSFORMS
 class Stage:
     """What every stage has.
 
-    Args:
-        epochs: passes over the rows. batch_size: rows per step. accumulation: steps per update.
-        learning_rate: peak of a warm-up (`warmup`, a share of the updates) and cosine schedule.
-        weight_decay: of the value branch's matrices and of adapters.
-        patience: stop after so many evaluations without a better value likelihood (for the heads, L_cls) on the evaluation
-            rows (0: never); the best state is kept.
+    epochs: passes over the rows. batch_size: rows per step. accumulation: steps per update. learning_rate: peak of a warm-up
+    (`warmup`, a share of the updates) and cosine schedule. weight_decay: of the value branch's matrices and of adapters.
+    patience: evaluations without a better loss before stopping, 0 for never; the best state is kept.
     """
 
     epochs: Count = 40
@@ -41,8 +37,7 @@ class Stage:
     warmup: Share = 0.1
     patience: Whole = 0
 
-    needs: ClassVar[dict[str, tuple[str, ...]]] = {}
-    """By the name of a setting, those that do nothing without it."""
+    needs: ClassVar[dict[str, tuple[str, ...]]] = {}  # by the name of a setting, those that do nothing without it
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -56,14 +51,10 @@ class Stage:
 class ValueStage(Stage):
     """Stage 1: the value branch, the value head and `<NUM>`'s own row and threshold, on features kept on disk.
 
-    The backbone and everything that text reads stay frozen: a text without numbers stays as it was, bit for bit.
-
-    Args:
-        standardize: fit the mean and standard deviation by which the branch reads the features.
-        center: start at the centre of the value axis, with the spread of the training values, and not at W_reg times the
-            average features. Rows that name individuals always start there.
-        scalar_learning_rate: the rate of single numbers, which have to move further than any weight: the copy head's biases
-            and, where rows name individuals, the noise's scale and the value head's bias.
+    standardize: fit the mean and standard deviation by which the branch reads the features. center: start at the centre of the
+    value axis, with the spread of the training values, as rows that name individuals always do, and not at W_reg times the
+    average features. scalar_learning_rate: of single numbers, which have to move further than any weight: the copy head's
+    biases and, where rows name individuals, the noise's scale and the value head's bias.
     """
 
     standardize: bool = True
@@ -73,11 +64,8 @@ class ValueStage(Stage):
 
 @dataclass(frozen=True)
 class ChosenStage(ValueStage):
-    """Stage 1 by default (`values: auto`). In closed form, values are read from the whole backbone by ridge over a kernel, and
-    every choice is made by leave-one-out (`training.whole_backbone`). Elsewhere values are learned by gradients. Where rows
-    name individuals, held-out people choose axis, law and passes (`choice_of_people`). Nothing is chosen for a graft with a
-    branch of its own, beside another stage, in several processes, for fewer than eight numbers, and where a model has
-    learned values by gradients before."""
+    """Stage 1 by default (`values: auto`): in closed form where `reads_whole` allows it, as people held out choose where rows
+    name individuals (`ChoiceOfPeople`), elsewhere by gradients."""
 
 
 @dataclass(frozen=True)
@@ -85,18 +73,16 @@ class HeadStage(Stage):
     """The heads on L_cls of the whole vocabulary, on features kept on disk: the documents' own training (overview 2.5).
 
     It trains abduction, noise and threshold beside all that stage 1 trains. With W_cls and b_cls, by choice, it is
-    the documents' first stage (architecture 4.3.1). It moves the language, and not for the better (experiments 5). Train
-    values instead, unless this stage is what you study.
+    the documents' first stage (architecture 4.3.1). It moves the language, and not for the better (experiments 5).
 
-    Args:
-        score_matrix: "kept": the backbone's lm_head stays as it is (a matrix of the model's own is trained); "own": the model
-            gets W_cls and b_cls of its own, see `own_scores`, and the backbone stays bit for bit; "shared": lm_head itself is
-            trained. Where that is tied to the embedding, features move with it, and the stage reads tokens.
-        negatives: wrong tokens per step, a weighted sample whose loss and gradient are those of all of them in
-            expectation (theory 3.7); 0 for all.
-        domain: train only the abduction network of this domain, which is made if it is not there; action law, base and
-            value head stay bit for bit (overview 2.3). domain_layers: its hidden layers. domain_limit: of its divergence
-            from the base at every position, null for none. closeness: weight of that divergence in the loss, before the limit.
+    score_matrix: "kept": the backbone's lm_head stays as it is (a matrix of the model's own is trained); "own": the model
+        gets W_cls and b_cls of its own, see `own_scores`, and the backbone stays bit for bit; "shared": lm_head itself is
+        trained. Where that is tied to the embedding, features move with it, and the stage reads tokens.
+    negatives: wrong tokens per step, a weighted sample whose loss and gradient are those of all in expectation (theory 3.7);
+        0 for all.
+    domain: train only the abduction network of this domain, which is made if it is not there; all else stays bit for bit
+        (overview 2.3). domain_layers: its hidden layers. domain_limit: of its divergence from the base at every position,
+        null for none.
     """
 
     epochs: Count = 1
@@ -108,9 +94,8 @@ class HeadStage(Stage):
     domain: str | None = None
     domain_layers: Whole = 0
     domain_limit: Positive | None = 0.1
-    closeness: NotNegative = 0.0
 
-    needs = {"domain": ("domain_layers", "domain_limit", "closeness")}  # noqa: RUF012
+    needs = {"domain": ("domain_layers", "domain_limit")}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,14 +104,7 @@ class HeadStage(Stage):
 
     @property
     def domain_settings(self) -> dict[str, Any]:
-        """The settings of a domain's network that has to be made."""
         return {"layers": self.domain_layers, "limit": self.domain_limit}
-
-    @property
-    def domain_asked(self) -> dict[str, Any]:
-        """The settings of the domain that are not the default."""
-        default = HeadStage(domain=self.domain).domain_settings
-        return {name: value for name, value in self.domain_settings.items() if value != default[name]}
 
 
 @dataclass(frozen=True)
@@ -134,14 +112,13 @@ class TokenStage(Stage):
     """A stage that moves the backbone, and therefore reads tokens; it trains all that stage 1 trains as well, and `<NUM>`'s
     input row and direction.
 
-    Args:
-        whole_vocabulary: train on L_cls of all tokens. By default `<NUM>`'s own term alone is trained, because rows with
-            numbers should not teach words (theory 4). negatives: wrong tokens per step, see `HeadStage`.
-        anchor: weight of KL(backbone || model) on plain text, which holds the language in place where training would
-            move it (experiments 5); 0 for none. anchor_text: a file of that text, None for the speeches that come along.
-            anchor_tokens: of it per step.
-        direction: train w, the direction of numbers, and B of `number_encoding`; False keeps them as they started
-            (overview 2.1 allows both).
+    whole_vocabulary: train on L_cls of all tokens. By default `<NUM>`'s own term alone is trained, because rows with
+        numbers should not teach words (theory 4). negatives: wrong tokens per step, see `HeadStage`.
+    anchor: weight of KL(backbone || model) on plain text, which holds the language in place where training would
+        move it (experiments 5); 0 for none. anchor_text: a file of that text, None for the speeches that come along.
+        anchor_tokens: of it per step.
+    direction: train w, the direction of numbers, and B of `number_encoding`; False keeps them as they started
+        (overview 2.1 allows both).
     """
 
     epochs: Count = 1
@@ -160,11 +137,7 @@ class TokenStage(Stage):
 
 @dataclass(frozen=True)
 class LoraStage(TokenStage):
-    """Stage 2: LoRA adapters in the backbone, merged at the end.
-
-    Args:
-        rank, alpha, dropout: of the adapters. target_modules: names of the linear layers that get one.
-    """
+    """Stage 2: LoRA adapters in the linear layers that `target_modules` names, merged at the end."""
 
     rank: Count = 8
     alpha: Positive = 16
@@ -174,11 +147,9 @@ class LoraStage(TokenStage):
 
 @dataclass(frozen=True)
 class BackboneStage(TokenStage):
-    """The backbone's own weights, at a learning rate of their own (architecture 4.3.1).
+    """The backbone's own weights, at a learning rate of their own; `learning_rate` is that of the heads (architecture 4.3.1).
 
-    Args:
-        layers: how many of its last layers; 0 for all of it, embeddings and vocabulary matrix too.
-        backbone_learning_rate: theirs; `learning_rate` is that of the heads.
+    layers: how many of its last layers; 0 for all of it, embeddings and vocabulary matrix too.
     """
 
     learning_rate: NotNegative = 1e-4
@@ -199,27 +170,22 @@ STAGES: dict[str, type[Stage]] = {
 class TrainSettings:
     """A run: what to fit before, which stages to train, what to report.
 
-    Args:
-        value_transform: "affine", "symlog", "log" or "quantile", fitted to the training values, or "identity"; "keep" for the
-            model's own; "auto": chosen with `values`, else affine, or the model's own where it has learned values already. See
-            `ValueTransform`.
-        support: where values can lie: "auto" for what the training values show (`Support.seen_in`), [low, high] or
-            [low, high, step], null for an end that is open; null for anywhere.
-        class_transforms: fit it to each class's own values instead: one model of quantities in different units. Every row with
-            a number then names its `class`, and so does whoever asks for one.
-        values: stage 1, or None to leave it out; "auto": see `ChosenStage`; settings that the graft was given are kept.
-        heads: the heads' stage after it, or None. lora: stage 2, or None. backbone: the backbone's own weights, or None.
-        recalibrate: fit the intervals' levels on the evaluation rows at the end.
-        max_grad_norm: gradients of an update are scaled down to this length; 0 leaves them.
-        logging_steps: updates between two records of train/*. evaluations: how often per stage eval/* is taken and
-            a checkpoint written, from which a killed run can be resumed.
-        ovr_impl: how L_cls of the whole vocabulary is computed: "auto", "chunked", "compiled" or "triton"
-            (`linear_ovr_loss`).
-        assistant_only_loss: of messages, learn only what the assistant says; read where rows are encoded.
-        bf16: take the backbone's matrix products in bfloat16 (autocast); weights, heads and losses stay as they are. "auto":
-            where numbers alone are trained and this machine is faster so (`bf16_pays`).
-        report_to: trackers beside the JSONL file: tensorboard, wandb, trackio, mlflow.
-        fsdp: on many ranks, spread the parameters over them (FSDP2) instead of a copy on each (DDP); nothing on one.
+    value_transform: "affine", "symlog", "log" or "quantile", fitted to the training values, or "identity"; "keep" for the
+        model's own; "auto": chosen with `values`, else affine, or the model's own where it has learned values already.
+    support: where values can lie: "auto" for what the training values show (`Support.seen_in`), [low, high] or
+        [low, high, step], null for an end that is open; null for anywhere.
+    class_transforms: fit it to each class's own values instead: one model of quantities in different units. Every row with
+        a number then names its `class`, and so does whoever asks for one.
+    values, heads, lora, backbone: the stages, None for one that is left out. values "auto": see `ChosenStage`.
+    recalibrate: fit the intervals' levels on the evaluation rows at the end.
+    max_grad_norm: gradients of an update are scaled down to this length; 0 leaves them.
+    logging_steps: updates between two records of train/*. evaluations: how often per stage eval/* is taken and
+        a checkpoint written, from which a killed run can be resumed.
+    assistant_only_loss: of messages, learn only what the assistant says; read where rows are encoded.
+    bf16: take the backbone's matrix products in bfloat16 (autocast); weights, heads and losses stay as they are. "auto":
+        where numbers alone are trained and this machine is faster so (`bf16_pays`).
+    report_to: trackers beside the JSONL file: tensorboard, wandb, trackio, mlflow.
+    fsdp: on many ranks, spread the parameters over them (FSDP2) instead of a copy on each (DDP); nothing on one.
     """
 
     seed: Seed = 0
@@ -234,7 +200,6 @@ class TrainSettings:
     max_grad_norm: NotNegative = 1.0
     logging_steps: Count = 20
     evaluations: Count = 10
-    ovr_impl: str = "auto"
     assistant_only_loss: bool = False
     bf16: bool | Literal["auto"] = "auto"
     report_to: tuple[str, ...] = ()
@@ -250,11 +215,6 @@ class TrainSettings:
             raise ValueError(
                 "class_transforms fits axes, and value_transform 'keep' keeps those that are there; choose one"
             )
-        if self.ovr_impl not in IMPLEMENTATIONS:
-            raise ValueError(f"ovr_impl {self.ovr_impl!r} is not one of {', '.join(IMPLEMENTATIONS)}")
-        of_words = self.heads or any(stage and stage.whole_vocabulary for stage in (self.lora, self.backbone))
-        if self.ovr_impl != "auto" and not of_words:
-            raise ValueError("ovr_impl does nothing without a stage on L_cls of the whole vocabulary")
         for name in self.report_to:
             if name not in INTEGRATION_TO_CALLBACK:
                 raise ValueError(f"report_to: {name!r} is no tracker; {nearest(name, INTEGRATION_TO_CALLBACK)}")

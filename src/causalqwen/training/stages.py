@@ -5,15 +5,17 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import EarlyStoppingCallback, TrainingArguments
 
 from causalqwen.checking import nearest
 from causalqwen.data import Example, number_classes
-from causalqwen.kernels import linear_ovr_loss
+from causalqwen.extras import extra
+from causalqwen.kernels import inclusion_probabilities
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.abduction import check_domain_name
 from causalqwen.modeling.chain import Chain
@@ -22,40 +24,24 @@ from causalqwen.modeling.heads import alone_at_their_rate, number_parameters
 from causalqwen.modeling.layer_shift import decoder_layers
 from causalqwen.parts.branch import ValueBranch
 from causalqwen.parts.crossing import Crossing
-from causalqwen.training import ranks, sharding
+from causalqwen.training import ranks
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.announcing import announce
 from causalqwen.training.batches import ExampleRows, FactRows, class_code
 from causalqwen.training.closed_form import LEAST_SPREAD
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
-from causalqwen.training.negatives import sampling_of_negatives
 from causalqwen.training.scores import joint_losses, score_tokens
 from causalqwen.training.settings import HeadStage, LoraStage, TrainSettings
-from causalqwen.training.trainer import CausalTrainer, MetricsFile, TrainedForCausalLM, last_checkpoint
+from causalqwen.training.trainer import BriefTrainer, CausalTrainer, MetricsFile, TrainedForCausalLM, last_checkpoint
 
-_DIRECTIONS = 8
-"""Directions in which an individual may turn around from context to context, under a Gaussian law."""
-
-_LEAST_SHARE = 0.05
-"""The share of the noise's standard deviation that a start leaves to who speaks."""
-
-_FEWEST_PEOPLE = 4
-"""Who tell how people differ, before anything is learned."""
-
-_QUARTILE = 0.6745
-"""The quartile of a normal distribution, in standard deviations."""
-
-_NOISE_AT_CENTER = 0.05
-"""Where no individual is shared, a value cannot tell noise from who speaks: little of it, because it is a least scale."""
-
-_PEOPLE_RIDGE = 1e-2
-"""Penalty of a row, in the start of how far people differ."""
-
-_LEAST_LEFT = 1e-4
-"""The least share of the axis that a regression leaves of a value that it has by heart."""
-
-_RIDGES = tuple(10.0**power for power in range(-4, 3))
-"""Penalties that are tried in the start on features, which are many."""
+_DIRECTIONS = 8  # in which an individual may turn around from context to context, under a Gaussian law
+_LEAST_SHARE = 0.05  # of the noise's standard deviation that a start leaves to who speaks
+_FEWEST_PEOPLE = 4  # who tell how people differ, before anything is learned
+_QUARTILE = 0.6745  # of a normal distribution, in standard deviations
+_NOISE_AT_CENTER = 0.05  # where no individual is shared, a value cannot tell noise from who speaks: it is a least scale
+_PEOPLE_RIDGE = 1e-2  # penalty of a row, in the start of how far people differ
+_LEAST_LEFT = 1e-4  # of the axis that a regression leaves of a value that it has by heart
+_RIDGES = tuple(10.0**power for power in range(-4, 3))  # penalties that the start on features, which are many, tries
 
 WORK = "work"
 METRICS = "metrics.jsonl"
@@ -63,8 +49,11 @@ METRICS = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Run:
-    """What the stages of one run share. anchor_texts: of the stages that have one, by their name. watched: whether more is
-    looked at than values: when a number is announced, and drawn individuals. trainer: what trains them."""
+    """What the stages of one run share.
+
+    anchor_texts: of the stages that have one, by their name. stores: the facts of training and evaluation rows, of a fit that
+    is tried: of that the scores of values alone remain, and checkpoints are in memory.
+    """
 
     model: CausalQwenForCausalLM
     train_examples: Sequence[Example]
@@ -72,8 +61,7 @@ class Run:
     output: Path
     settings: TrainSettings
     anchor_texts: dict[str, str]
-    watched: ClassVar[bool] = True
-    trainer: ClassVar[type[CausalTrainer]] = CausalTrainer
+    stores: tuple[FactStore, FactStore] | None = None
 
     @property
     def work(self) -> Path:
@@ -83,63 +71,69 @@ class Run:
     def train_facts(self) -> FactStore:
         """The facts of the training rows under the model as it is now, without the rest of the vocabulary: the stages on facts
         learn `<NUM>` and values alone, or take the rest from the features."""
+        if self.stores:
+            return self.stores[0]
         return FactStore.build(self.model, self.train_examples, self.work, title="training rows", rest=False)
-
-    @property
-    def class_names(self) -> list[str]:
-        """The classes that have axes of their own, in their order."""
-        return self.model.value_axes.apart
-
-    def class_codes(self) -> list[int] | None:
-        """`class_code` of every training row; None where classes have no axes."""
-        names = self.class_names
-        return [class_code(example, names) for example in self.train_examples] if names else None
 
     def eval_facts(self) -> FactStore | None:
         """The facts of the evaluation rows, if there are any."""
-        if not self.eval_examples:
-            return None
-        return FactStore.build(self.model, self.eval_examples, self.work, title="evaluation rows")
+        if self.stores:
+            return self.stores[1]
+        rows = self.eval_examples
+        return FactStore.build(self.model, rows, self.work, title="evaluation rows") if rows else None
 
     def scores(self, model: CausalQwenForCausalLM, blocks: Iterable[TokenFacts]) -> dict[str, Any]:
         """`score_tokens` of this rank's share of the evaluation rows."""
         classes = number_classes(self.eval_examples, model.config.num_token_id) if model.value_axes.apart else None
-        return score_tokens(model, blocks, split=True, classes=classes, watched=self.watched)
+        return score_tokens(model, blocks, split=True, classes=classes, watched=not self.stores)
 
 
 def check_stages(
     model: CausalQwenForCausalLM, settings: TrainSettings, train_examples: Iterable[Example], eval_examples: Sequence
 ) -> None:
-    """Whatever the stages could only refuse, or pass over, hours later. ValueError for what does not go with this model, these
-    rows or this machine."""
+    """ValueError for what does not go with this model, these rows or these ranks, which the stages could only refuse, or pass
+    over, hours later."""
     stages = {name: getattr(settings, name) for name in TRAINERS if getattr(settings, name) is not None}
     for name, stage in stages.items():
+        if stage.batch_size < ranks.world_size():
+            raise ValueError(
+                f"{name}: a batch of {stage.batch_size} rows cannot be split over {ranks.world_size()} ranks; "
+                "batch_size counts the rows of all ranks together"
+            )
         if stage.patience and not len(eval_examples):
             raise ValueError(f"{name}: patience does nothing without evaluation rows")
         if not getattr(stage, "direction", True):
             model.config.require("direction: false")
-    if settings.values is not None and any(example.individual is not None for example in train_examples):
+        if (asked := getattr(stage, "negatives", 0)) > (most := int(model.action.vocabulary_mask.sum()) - 1):
+            raise ValueError(f"{name}: {asked} negatives of {most} tokens")
+    heads, values = settings.heads, settings.values
+    if values is not None and any(example.individual is not None for example in train_examples):
         model.config.require("training on rows that name individuals")
         if not bool(model.action.noise.any()):
             raise ValueError(
                 "values: rows that name individuals tell who from noise, and this model has none: graft it with initial_noise"
             )
-    if settings.values is not None and settings.values.center:
+    if values is not None and values.center:
         model.config.require("values: center")
     if settings.lora is not None:
         _check_lora(model, settings.lora)
     layers = len(decoder_layers(model.backbone))
     if settings.backbone is not None and settings.backbone.layers > layers:
         raise ValueError(f"backbone: {settings.backbone.layers} layers are to be trained, and there are {layers}")
-    if settings.heads is not None and settings.heads.score_matrix == "shared" and model.score_head is not None:
+    if heads is not None and heads.score_matrix == "shared" and model.score_head is not None:
         raise ValueError("heads: score_matrix 'shared' is the backbone's lm_head; this model's scores have their own")
-    if settings.heads is not None and settings.heads.domain is not None:
-        _check_domain(model, settings.heads.domain, settings.heads.domain_asked)
-    for name, stage in stages.items():
-        if (asked := getattr(stage, "negatives", 0)) > (most := int(model.action.vocabulary_mask.sum()) - 1):
-            raise ValueError(f"{name}: {asked} negatives of {most} tokens")
-    if settings.ovr_impl != "auto":
-        _try_loss(settings.ovr_impl, model.device)
+    if heads is not None and heads.domain is not None:
+        _check_domain(model, heads.domain, heads.domain_settings)
+
+
+def _check_domain(model: CausalQwenForCausalLM, name: str, settings: dict[str, Any]) -> None:
+    """ValueError for a name that `add_domain` would not take, or settings that the domain of this name does not have."""
+    own = model.config.domains.get(name)
+    if own is None:
+        return check_domain_name(name)
+    for key, value in settings.items():
+        if value not in (own.get(key), getattr(HeadStage, f"domain_{key}")):
+            raise ValueError(f"domain {name!r} is there already, its {key} {own.get(key)!r}: leave domain_{key} out")
 
 
 def _check_lora(model: CausalQwenForCausalLM, stage: LoraStage) -> None:
@@ -158,31 +152,21 @@ def _check_lora(model: CausalQwenForCausalLM, stage: LoraStage) -> None:
         raise ValueError(f"lora: this backbone has no {unknown[0]} to adapt; {nearest(unknown[0], sorted(names))}")
 
 
-def _try_loss(impl: str, device: torch.device) -> None:
-    loc, weight = torch.zeros(2, 4, device=device), torch.zeros(3, 4, device=device, requires_grad=True)
-    targets = torch.zeros(2, dtype=torch.int64, device=device)
-    try:
-        linear_ovr_loss(loc, torch.ones(2, device=device), weight, None, 0.0, targets, impl=impl).backward()
-    except Exception as error:  # whatever a compiler has to say
-        told = str(error).strip().splitlines() or [type(error).__name__]
-        raise ValueError(f"ovr_impl: {impl} does not run here: {told[0]}") from error
-
-
 # ---- stage 1 ---------------------------------------------------------------------------------------------------------
 
 
 def _train_values(run: Run) -> None:
-    model, stage = run.model, run.settings.values
+    model, stage = run.model.eval(), run.settings.values
     train_store, eval_store = run.train_facts(), run.eval_facts()
     if stage.standardize:
         _fit_standardization(model, train_store)
     _train_numbers_only(model)
     if model.action.scales.common:  # else a threshold says nothing of others: `<NUM>`'s row is learned in passing
-        if run.watched:
+        if not run.stores:
             announce(model, train_store)
         for fitted in (model.action.num_row, model.action.num_bias):
             fitted.requires_grad_(False)
-    rows = FactRows(train_store, [example.individual for example in run.train_examples], run.class_codes())
+    rows = FactRows(train_store, [example.individual for example in run.train_examples], _class_codes(run))
     single = [f"model.{name}" for name in alone_at_their_rate(model)]
     if rows.people:
         model.value_branch.let_lean()
@@ -200,12 +184,12 @@ def _train_values(run: Run) -> None:
     trained = TrainedForCausalLM(model, whole_vocabulary=False)
     rates = dict.fromkeys(single, stage.scalar_learning_rate)
     owners = [example.individual for example in run.eval_examples]
-    shared = rows.people > 0 and any(owners) and bool(np.isfinite(eval_store.facts.values).any())
+    shared = rows.people > 0 and any(owners) and bool(eval_store.facts.learned.any())
 
     def scores(model: CausalQwenForCausalLM) -> dict[str, Any]:
         made = run.scores(model, eval_store.blocks(split=True))
         if shared:  # whoever crosses is seen by what two of their values say of each other
-            losses = sharding.on_whole(model, joint_losses, eval_store, owners)[0]
+            losses = ranks.on_whole(model, joint_losses, eval_store, owners)[0]
             made["metrics"]["joint_reg_loss"] = losses.mean().item()
         return made
 
@@ -222,13 +206,11 @@ def _lean_on_people(model: CausalQwenForCausalLM, store: FactStore, rows: FactRo
     for person, of_person in enumerate(rows.groups[: rows.people]):
         owners[of_person] = person
     people = np.repeat(owners, np.diff(store.offsets))
-    told = np.isfinite(store.facts.values) & (people >= 0)
+    told: Any = store.facts.learned & (people >= 0)
     if (np.bincount(people[told]) > 1).sum() < _FEWEST_PEOPLE:
         return
     told = torch.from_numpy(told)
     features = store.facts.tensor("features")[told].to(model.device)
-    was_training = branch.training
-    model.eval()
     features, places = features.unique(dim=0, return_inverse=True)
     chain, x = Chain(model, features), branch.standardize(features)
     left = model.value_transform.forward(store.facts.tensor("values")[told]).to(model.device) - chain.value()[0][places]
@@ -237,7 +219,6 @@ def _lean_on_people(model: CausalQwenForCausalLM, store: FactStore, rows: FactRo
     size, noise = branch.crossing.lean(x, left, torch.from_numpy(people)[told].to(model.device))
     unit = _QUARTILE / law.quantile(torch.tensor(0.75)).item()  # scale for a standard deviation: quartiles alike
     zero, scale = torch.zeros_like(chain.loc_U), chain.read_by_values()[1]
-    branch.train(was_training)
     if not noise > 0:  # everybody said the same
         return
     before = model.action.value(zero, scale)[1].double()[places]
@@ -266,10 +247,8 @@ def _center(model: CausalQwenForCausalLM, branch: ValueBranch, noise: float) -> 
     """Start at the axis's own centre, where no individual has a mean to make up for: who speaks has scale 1 there, the
     noise `noise`."""
     law, head = model.action.value_law, model.action.value_head
-    was_training, mean = branch.training, branch.feature_mean.unsqueeze(0)
+    row, mean = head.weight, branch.feature_mean.unsqueeze(0)
     loc, scale = branch.eval()(mean, *model.abduction(mean[:, : model.config.hidden_size]))
-    branch.train(was_training)
-    row = head.weight
     head.bias.sub_(model.action.value(loc, scale)[0].squeeze())
     spread = law.linear_scale(scale, row).log().squeeze()
     branch.residual.last.bias[branch.causal_size :] -= spread
@@ -285,7 +264,7 @@ def _lean(model: CausalQwenForCausalLM, store: FactStore) -> None:
     sides."""
     branch, head, law = model.value_branch, model.action.value_head, model.action.value_law
     branch.direct.zero_()  # what an earlier training left there
-    learned = torch.from_numpy(np.isfinite(store.facts.values))
+    learned = torch.from_numpy(store.facts.learned)
     axis = model.value_transform.forward(store.facts.tensor("values")[learned]).double()
     low, high = (torch.quantile(axis[:: 1 + len(axis) // 1_000_000], level).item() for level in (0.025, 0.975))
     axis = axis.clamp(2 * low - high, 2 * high - low)
@@ -294,10 +273,8 @@ def _lean(model: CausalQwenForCausalLM, store: FactStore) -> None:
     slopes, left = _ridge((x - x.mean(0)).cpu(), axis - axis.mean(), _RIDGES)
     left = left + axis.mean()
     # The chain where each feature in turn stands one standard deviation off its mean: loc_Y is linear in z there.
-    was_training = branch.training
     steps = torch.cat([branch.feature_mean[None], branch.feature_mean + torch.diag(branch.feature_std)])
-    loc, scale = (column.double().cpu() for column in Chain(model.eval(), steps.to(features.dtype)).value())
-    branch.train(was_training)
+    loc, scale = (column.double().cpu() for column in Chain(model, steps.to(features.dtype)).value())
     branch.along.copy_(head.weight[0] / head.weight.square().sum())
     branch.direct[0].copy_(loc[0] - loc[1:] + slopes)
     head.bias.add_((left.median() - loc[0] - x.mean(0).cpu() @ slopes).item())
@@ -335,23 +312,12 @@ def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore) -> None
     """
     if model.value_branch is None:
         return
-    learned = np.isfinite(store.facts.values)
-    features = store.facts.tensor("features")[torch.from_numpy(learned)].double()
+    features = store.facts.tensor("features")[torch.from_numpy(store.facts.learned)].double()
     std, mean = torch.std_mean(features, dim=0)
     std = torch.maximum(std, LEAST_SPREAD * features.square().mean(0).sqrt())
     std = torch.where(std.isfinite() & (std > 1e-6), std, 1.0)
     model.value_branch.feature_mean.copy_(mean)
     model.value_branch.feature_std.copy_(std)
-
-
-def _check_domain(model: CausalQwenForCausalLM, name: str, settings: dict[str, Any]) -> None:
-    """ValueError for a name that `add_domain` would not take, or settings that the domain of this name does not have."""
-    own = model.config.domains.get(name)
-    if own is None:
-        return check_domain_name(name)
-    for key, value in settings.items():
-        if value != own.get(key):
-            raise ValueError(f"domain {name!r} is there already, its {key} {own.get(key)!r}: leave domain_{key} out")
 
 
 # ---- the heads -------------------------------------------------------------------------------------------------------
@@ -375,41 +341,68 @@ def _train_heads(run: Run) -> None:
         for part in parts:
             if part is not None:
                 part.requires_grad_(True)
+    lm_head, table = model.backbone.get_output_embeddings(), model.backbone.get_input_embeddings()
     if stage.score_matrix == "shared":
-        model.backbone.get_output_embeddings().requires_grad_(True)
-    if _moves_embedding(model, stage):
-        sampled = None
-        if stage.negatives:
-            sampled = sampling_of_negatives(model, next(stream_facts(model, run.train_examples))[1], stage.negatives)
-        _run_on_tokens(run, "heads", TrainedForCausalLM(model, heads=True, negatives=sampled), best="eval_cls_loss")
-        return
+        lm_head.requires_grad_(True)
+        if lm_head.weight is table.weight:  # features move with it
+            trained = TrainedForCausalLM(model, heads=True, negatives=_sampled(run, stage.negatives))
+            return _run_on_tokens(run, "heads", trained, best="eval_cls_loss")
     train_store, eval_store = run.train_facts(), run.eval_facts()
-    sampled = sampling_of_negatives(model, train_store.facts, stage.negatives)
-    trained = TrainedForCausalLM(model, heads=True, negatives=sampled, closeness=stage.closeness)
-    _run_stage(
-        run,
-        "heads",
-        trained,
-        FactRows(train_store, classes=run.class_codes()),
-        lambda model: run.scores(model, eval_store.renewed(model, split=True)),
-        best="eval_cls_loss",
-    )
+    trained = TrainedForCausalLM(model, heads=True, negatives=_sampled(run, stage.negatives, train_store.facts))
+    rows = FactRows(train_store, classes=_class_codes(run))
+
+    def scores(model: CausalQwenForCausalLM) -> dict[str, Any]:
+        return run.scores(model, eval_store.renewed(model, split=True))
+
+    return _run_stage(run, "heads", trained, rows, scores, best="eval_cls_loss")
 
 
-def _moves_embedding(model: CausalQwenForCausalLM, stage: HeadStage) -> bool:
-    """Whether the heads' stage trains the embedding too, which is one with the backbone's lm_head."""
-    tied = model.backbone.get_output_embeddings().weight is model.backbone.get_input_embeddings().weight
-    return stage.score_matrix == "shared" and tied
+def _sampled(run: Run, negatives: int, facts: TokenFacts | None = None) -> Tensor | None:
+    """`sampling_of_negatives` by facts of the training rows, by default of the first that are read; None for none."""
+    if not negatives:
+        return None
+    facts = next(stream_facts(run.model, run.train_examples))[1] if facts is None else facts
+    return sampling_of_negatives(run.model, facts, negatives)
+
+
+@torch.no_grad()
+def token_importance(model: CausalQwenForCausalLM, features: Tensor) -> Tensor:
+    """Root mean square of P_k [V] over features [N, H], the size of a token's gradient, and as much again spread over all.
+
+    0 for `<NUM>` and unused rows; float64. Proportional to it, a sample varies least for its size (Neyman 1934).
+    """
+    action, words = model.action, model.vocabulary()
+    mass = torch.zeros(action.rows, dtype=torch.float64, device=model.device)
+    for part in features.to(model.device, model.dtype).split(64):
+        mass += (2 * Chain(model, part, words=words).word_scores.log_p()[0]).exp().sum(0)
+    mass = (mass / len(features)).sqrt() * action.rest_mask
+    return mass + action.rest_mask * mass.sum() / action.rest_mask.sum()
+
+
+def sampling_of_negatives(model: CausalQwenForCausalLM, facts: TokenFacts, size: int, positions: int = 512) -> Tensor:
+    """`inclusion_probabilities` [V] of `size` wrong tokens, by their importance at some of the positions."""
+    chosen = np.linspace(0, len(facts) - 1, min(positions, len(facts))).astype(int)
+    return inclusion_probabilities(token_importance(model, torch.from_numpy(facts.features[chosen])), size)
 
 
 # ---- stage 2 ---------------------------------------------------------------------------------------------------------
 
 
-def _train_lora(run: Run) -> None:
-    from causalqwen.training.adapters import add_adapters  # PEFT comes with an extra
+def add_adapters(backbone: torch.nn.Module, stage: LoraStage) -> Any:
+    """An adapter in every layer that `target_modules` names, drawn by torch's generator; only they are trained.
 
+    What comes back, PEFT's `LoraModel`, merges them: `merge_and_unload()` leaves the plain layers in the backbone.
+    """
+    with extra("lora", "LoRA"):
+        from peft import LoraConfig, LoraModel
+    layers = list(stage.target_modules)
+    alpha: Any = stage.alpha  # PEFT takes any number
+    config = LoraConfig(r=stage.rank, lora_alpha=alpha, lora_dropout=stage.dropout, target_modules=layers)
+    return LoraModel(backbone, config, "default")
+
+
+def _train_lora(run: Run) -> None:
     model, stage = run.model, run.settings.lora
-    _train_numbers_only(model)
     trained = _reading_tokens(run, "lora")
     torch.manual_seed(run.settings.seed)
     adapters = add_adapters(model.backbone, stage)
@@ -419,7 +412,6 @@ def _train_lora(run: Run) -> None:
 
 def _train_backbone(run: Run) -> None:
     model, stage = run.model, run.settings.backbone
-    _train_numbers_only(model)
     trained = _reading_tokens(run, "backbone")
     for module in decoder_layers(model.backbone)[-stage.layers :] if stage.layers else [model.backbone]:
         module.requires_grad_(True)
@@ -431,27 +423,30 @@ def _train_backbone(run: Run) -> None:
 def _reading_tokens(run: Run, name: str) -> TrainedForCausalLM:
     """What a stage trains that moves the backbone, made while the backbone is what it was."""
     model, stage, text = run.model, getattr(run.settings, name), run.anchor_texts.get(name)
+    _train_numbers_only(model)
     model.numeric_embedding.requires_grad_(True)
     for direction in model.numeric_embedding.directions:
         direction.requires_grad_(stage.direction)
     anchor = TextAnchor(model, text, stage.anchor_tokens) if text is not None else None
-    sampled = None
-    if stage.whole_vocabulary and stage.negatives:
-        sampled = sampling_of_negatives(model, next(stream_facts(model, run.train_examples))[1], stage.negatives)
+    sampled = _sampled(run, stage.negatives)
     return TrainedForCausalLM(model, stage.whole_vocabulary, anchor, stage.anchor, negatives=sampled)
 
 
 def _run_on_tokens(run: Run, name: str, trained: TrainedForCausalLM, **settings: Any) -> None:
-    _run_stage(
-        run,
-        name,
-        trained,
-        ExampleRows(run.train_examples, run.model.processor.tokenizer.pad_token_id, run.class_names),
-        lambda model: run.scores(
-            model, (facts for _, facts in stream_facts(model, run.eval_examples, title="evaluating", split=True))
-        ),
-        **settings,
-    )
+    pad, axes = run.model.processor.tokenizer.pad_token_id, run.model.value_axes.apart
+    rows = ExampleRows(run.train_examples, pad, axes)
+
+    def scores(model: CausalQwenForCausalLM) -> dict[str, Any]:
+        read = stream_facts(model, run.eval_examples, title="evaluating", split=True)
+        return run.scores(model, (facts for _, facts in read))
+
+    _run_stage(run, name, trained, rows, scores, **settings)
+
+
+def _class_codes(run: Run) -> list[int] | None:
+    """`class_code` of every training row; None where classes have no axes."""
+    names = run.model.value_axes.apart
+    return [class_code(example, names) for example in run.train_examples] if names else None
 
 
 def _train_numbers_only(model: CausalQwenForCausalLM) -> None:
@@ -461,7 +456,7 @@ def _train_numbers_only(model: CausalQwenForCausalLM) -> None:
         parameter.requires_grad_(True)
 
 
-# ---- all of them ------------------------------------------------------------------------------------------------------------
+# ---- all of them ------------------------------------------------------------------------------------------------------
 
 
 def _arguments(run: Run, name: str, updates: int, best: str) -> TrainingArguments:
@@ -509,33 +504,30 @@ def _run_stage(
     settings, stage, eval_examples = run.settings, getattr(run.settings, name), run.eval_examples
     whole = trained
     if settings.fsdp and ranks.world_size() > 1:
-        trained = sharding.sharded(whole)
+        trained = ranks.sharded(whole)
     model = trained.model
     updates = -(-len(dataset) // (stage.batch_size * stage.accumulation)) * stage.epochs
-    arguments = _arguments(run, name, updates, best)
-    callbacks = [EarlyStoppingCallback(stage.patience)] if stage.patience and eval_examples else []
-    trainer = run.trainer(
+    trainer = (BriefTrainer if run.stores else CausalTrainer)(
         model=trained,
-        args=arguments,
+        args=_arguments(run, name, updates, best),
         train_dataset=dataset,
         eval_dataset=eval_examples or None,
         data_collator=dataset.collate,
-        callbacks=callbacks,
+        callbacks=[EarlyStoppingCallback(stage.patience)] if stage.patience and eval_examples else [],
         scorer=lambda: scores(model),
         metrics_file=MetricsFile(run.output / METRICS, name),
         rates=rates,
     )
-    samples = trained.negatives is not None  # the same wrong tokens on all ranks, as in one process
-    if ranks.rank() > 0 and not samples:
+    if ranks.rank() > 0 and trained.negatives is None:  # wrong tokens are the same on all ranks, as in one process
         torch.manual_seed(settings.seed + ranks.rank())  # dropout masks of its own
     checkpoint = ranks.from_main(last_checkpoint(run.work / name))
     if checkpoint:
         ranks.complete_random_states(checkpoint)
-    stands = model.vocabulary().frozen() and not sharding.is_sharded(model)
+    stands = model.vocabulary().frozen() and not ranks.is_sharded(model)
     with model.frozen_vocabulary() if stands else nullcontext():
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if trained is not whole:
-        sharding.restore(whole, trained)
+        ranks.restore(whole, trained)
 
 
 TRAINERS: dict[str, Callable[[Run], None]] = {

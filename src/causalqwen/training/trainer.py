@@ -1,7 +1,7 @@
 """transformers' Trainer for a grafted model: two counts in the loss, the documents' metrics, small checkpoints."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -19,10 +19,9 @@ from causalqwen.files import check_sums, write_sums, write_text, writing, writin
 from causalqwen.kernels import sample_negatives
 from causalqwen.losses import IGNORE_INDEX, shift_targets
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.modeling.abduction import divergence
 from causalqwen.modeling.chain import Chain
 from causalqwen.parts.copying import Candidates
-from causalqwen.training import ranks, sharding
+from causalqwen.training import ranks
 from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.features import known_of_number
 
@@ -35,13 +34,11 @@ class TrainedForCausalLM(nn.Module):
 
     Rows come as tokens, or as kept facts, and then nothing of the backbone runs; the losses are the same.
 
-    Args:
-        whole_vocabulary: take the rest of the vocabulary into L_cls; else `<NUM>`'s own term alone.
-        heads: train the heads that kept facts depend on: of the facts, the features alone are read then. Without, the rest
-            of the vocabulary stands still, and no decision is made of kept facts.
-        negatives: [V], by what a training step samples wrong tokens (`inclusion_probabilities`); None for all of them.
-        closeness: weight of D(U, U_base) of the domain that is asked, in training, before its limit (theory 3.10).
-        anchor, anchor_weight: beside the losses of the rows, in training, `anchor_weight` times that of one chunk of text.
+    whole_vocabulary: take the rest of the vocabulary into L_cls; else `<NUM>`'s own term alone.
+    anchor, anchor_weight: beside the losses of the rows, in training, `anchor_weight` times that of one chunk of text.
+    heads: train the heads that kept facts depend on: of the facts, the features alone are read then. Without, the rest
+        of the vocabulary stands still, and no decision is made of kept facts.
+    negatives: [V], by what a training step samples wrong tokens (`inclusion_probabilities`); None for all of them.
     """
 
     accepts_loss_kwargs = True
@@ -55,23 +52,14 @@ class TrainedForCausalLM(nn.Module):
         *,
         heads: bool = False,
         negatives: Tensor | None = None,
-        closeness: float = 0.0,
     ) -> None:
         super().__init__()
-        self.closeness = closeness
-        self.heads = heads
-        self.negatives = negatives
-        self.model = model
-        self.config = model.config
-        self.whole_vocabulary = whole_vocabulary
-        self.anchor = anchor
-        self.anchor_weight = anchor_weight
+        self.model, self.config = model, model.config
+        self.whole_vocabulary, self.heads, self.negatives = whole_vocabulary, heads, negatives
+        self.anchor, self.anchor_weight = anchor, anchor_weight
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of what moves; torch's own asks every module of the backbone, at every step."""
-        if sharding.is_sharded(self.model) or not set_to_none:
-            super().zero_grad(set_to_none)
-            return
         for parameter in self.moving:
             parameter.grad = None
 
@@ -98,14 +86,13 @@ class TrainedForCausalLM(nn.Module):
     ) -> dict[str, Any]:
         """Losses of rows [B, S], and the decisions [B, S-1] under `standard`: none of facts, nor where wrong ones are sampled.
 
-        Args:
-            facts: the columns of `TokenFacts` by name, [B, S-1] (features [B, S-1, H]); else give the tokens.
-            labels, numeric_labels, input_ids, attention_mask, numeric_values: [B, S]. also_right: [B, S, R], see the model's
-                `forward`.
-            group: int64 [B, S-1], which positions share an individual (-1: none); values of one are taken together.
-            classes: int64 [B, S-1], where classes have axes of their own: see `value_losses`.
-            candidates: of kept facts, where the model copies: the fields of `Candidates`, rows and at [1, N].
-            anchor_chunk: which of the anchor's chunks to take, counted round.
+        facts: the columns of `TokenFacts` by name, [B, S-1] (features [B, S-1, H]); else give the tokens.
+        labels, numeric_labels, input_ids, attention_mask, numeric_values: [B, S]. also_right: [B, S, R], see the model's
+            `forward`.
+        group: int64 [B, S-1], which positions share an individual (-1: none); values of one are taken together.
+        classes: int64 [B, S-1], where classes have axes of their own: see `value_losses`.
+        candidates: of kept facts, where the model copies: the fields of `Candidates`, rows and at [1, N].
+        anchor_chunk: which of the anchor's chunks to take, counted round.
         """
         model, num_id = self.model, self.config.num_token_id
         masks = shift_targets(labels, numeric_labels, attention_mask, num_id)
@@ -130,29 +117,19 @@ class TrainedForCausalLM(nn.Module):
                 rest_loss = chain.rest_loss(masks.targets, masks.also_right, negatives=sample, impl=model.ovr_impl)
             # Decisions cost a product of their own: where wrong tokens are sampled to save one, none are made.
             decisions = chain.decide() if sample is None else None
-        value_losses = model.value_losses(
-            features[masks.num_mask],
-            masks.values[masks.num_mask],
-            None if group is None else group[masks.num_mask],
-            None if offered is None else offered[masks.num_mask],
-            None if classes is None else classes[masks.num_mask],
-        )
+        taken: Any = features, masks.values, group, offered, classes
+        value_losses = model.value_losses(*[None if one is None else one[masks.num_mask] for one in taken])
         values_alone = facts is not None and not self.heads and "threshold" not in facts
         log_p = (rest_loss, rest_loss) if values_alone else chain.number.log_p()
         parts = model.losses(masks, rest_loss, log_p, value_losses)
         loss = parts.total
-        if self.closeness and self.training:
-            domain = model.abduction.asked
-            away = (divergence(domain.law, *domain.moves(chain.features)) * masks.cls_mask).sum()
-            items = masks.cls_mask.sum() if num_items_in_batch is None else num_items_in_batch
-            loss = loss + self.closeness * away / items
         if self.anchor is not None and self.training:
             share = 1.0 if num_items_in_batch is None else masks.cls_mask.sum() / num_items_in_batch
             loss = loss + self.anchor_weight * share * self.anchor.loss(model, anchor_chunk % len(self.anchor))
         return {"loss": loss, "loss_cls": parts.cls, "loss_reg": parts.reg, "decisions": decisions}
 
     def train(self, mode: bool = True) -> "TrainedForCausalLM":
-        """torch's, where something changes: a Trainer calls it at every step."""
+        """Set the mode as torch does, where that changes anything: a Trainer calls it at every step."""
         return self if self.training == mode == self.model.training else super().train(mode)
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -187,20 +164,16 @@ class MetricsFile(TrainerCallback):
         write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
 
     def record(self, step: int, epoch: float | None, metrics: dict[str, float]) -> None:
-        if ranks.rank() > 0:
-            return
-        line = {"stage": self.stage, "step": step, "epoch": epoch, **metrics}
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        if ranks.rank() == 0:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"stage": self.stage, "step": step, "epoch": epoch, **metrics}) + "\n")
 
 
 class CausalTrainer(Trainer):
     """Trainer whose loss is divided by tokens and by numbers of the whole accumulated batch, over all ranks.
 
-    Args (beyond transformers'):
-        scorer: returns the metrics and dist of `score_tokens` for the evaluation rows.
-        metrics_file: where records go beside the trackers.
-        rates: learning rates of single parameters, by name.
+    scorer: returns the metrics and dist of `score_tokens` for the evaluation rows. metrics_file: where records go beside the
+    trackers. rates: learning rates of single parameters, by name.
     """
 
     def __init__(
@@ -211,18 +184,14 @@ class CausalTrainer(Trainer):
         rates: dict[str, float] | None = None,
         **kwargs: Any,
     ):
-        self.rates = rates or {}
         super().__init__(*args, **kwargs)
         self.remove_callback(ProgressCallback)
         self.add_callback(QuietProgress())
         self.add_callback(metrics_file)
         self.trained: Any = self.model
-        self.scorer = scorer
-        self.metrics_file = metrics_file
+        self.scorer, self.metrics_file, self.rates = scorer, metrics_file, rates or {}
         self._window = torch.zeros(len(_WINDOW), dtype=torch.float64, device=self.args.device)
         self._updates = 0
-
-    # ---- data --------------------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> torch.utils.data.DataLoader:
         """transformers', with whole batches on every rank: the collators take this rank's rows of each."""
@@ -232,8 +201,6 @@ class CausalTrainer(Trainer):
             shard.num_processes, shard.process_index, shard.even_batches = 1, 0, False
         return loader
 
-    # ---- loss --------------------------------------------------------------------------------------------------------
-
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
     ) -> tuple[list, Tensor | int | None]:
@@ -241,10 +208,10 @@ class CausalTrainer(Trainer):
         samples, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._updates += 1
         num_id = self.trained.config.num_token_id
-        count = torch.zeros((), dtype=torch.int64, device=device)
-        for sample in samples:
-            count += ((sample["labels"] == num_id) & sample["numeric_labels"].isfinite())[:, 1:].sum().to(device)
-        count = ranks.summed(count)
+        learned = (((one["labels"] == num_id) & one["numeric_labels"].isfinite())[:, 1:].sum() for one in samples)
+        count = ranks.summed(
+            sum((one.to(device) for one in learned), torch.zeros((), dtype=torch.int64, device=device))
+        )
         for sample in samples:
             sample["num_numbers_in_batch"] = count
         return samples, num_items
@@ -253,24 +220,20 @@ class CausalTrainer(Trainer):
         self, model: nn.Module, inputs: dict, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
-        right = counted = 0
+        right = counted = torch.zeros(())
         if outputs["decisions"] is not None:
             targets = inputs["labels"][:, 1:]
-            counted = targets != IGNORE_INDEX
-            hit = outputs["decisions"] == targets
+            counted, hit = targets != IGNORE_INDEX, outputs["decisions"] == targets
             if "also_right" in inputs:
                 hit |= (outputs["decisions"].unsqueeze(-1) == inputs["also_right"][:, 1:]).any(-1)
-            right = (hit & counted).sum()
-            counted = counted.sum()
-        made = [outputs["loss_cls"].detach(), outputs["loss_reg"].detach(), right, counted]
-        self._window += torch.stack([torch.as_tensor(x).to(self._window) for x in made])
+            right = hit & counted
+        made = [outputs["loss_cls"].detach(), outputs["loss_reg"].detach(), right.sum(), counted.sum()]
+        self._window += torch.stack([one.to(self._window) for one in made])
         return (loss, outputs) if return_outputs else loss
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         self._tr_loss = ranks.summed(self._tr_loss) / ranks.world_size()  # steps that were not logged
         return super()._finalize_training(*args, **kwargs)
-
-    # ---- metrics -----------------------------------------------------------------------------------------------------
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the documents' names to a training record, and keep every record in the JSONL file."""
@@ -289,10 +252,10 @@ class CausalTrainer(Trainer):
             if window["counted"]:
                 logs["accuracy"] = window["right"] / window["counted"]
         super().log(logs, start_time)
-        numbers = {key: value for key, value in logs.items() if isinstance(value, int | float)}
-        numbers.pop("epoch", None)
         named = {
-            f"eval/{key[5:]}" if key.startswith("eval_") else f"train/{key}": value for key, value in numbers.items()
+            f"eval/{key[5:]}" if key.startswith("eval_") else f"train/{key}": value
+            for key, value in logs.items()
+            if isinstance(value, int | float) and key != "epoch"
         }
         self.metrics_file.record(self.state.global_step, self.state.epoch, named)
 
@@ -312,31 +275,30 @@ class CausalTrainer(Trainer):
             elif isinstance(callback, MLflowCallback) and callback._initialized:
                 callback._ml_flow.log_metrics(named, step=step)
 
-    def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """eval/* under the standard decision, and dist/*, on the evaluation rows."""
-        scores = self.scorer()
-        metrics: dict[str, float] = {}
+        scores, metrics = self.scorer(), dict[str, float]()
         for key, value in scores["metrics"].items():
             if key == "classes":
                 continue  # theirs are told when the run ends
-            if isinstance(value, dict):
-                metrics |= {f"{metric_key_prefix}_{key}_{level}": share for level, share in value.items()}
-            else:
-                name = {"mae": "reg_mae", "median_error": "reg_mdae"}.get(key, key)
-                metrics[f"{metric_key_prefix}_{name}"] = value
+            of_levels = (
+                {f"_{level}": share for level, share in value.items()} if isinstance(value, dict) else {"": value}
+            )
+            name = {"mae": "reg_mae", "median_error": "reg_mdae"}.get(key, key)
+            metrics |= {f"eval_{name}{level}": one for level, one in of_levels.items()}
         self.log(metrics)
         self.log_dist(scores["dist"])
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
-        if not sharding.is_sharded(self.trained.model):  # as transformers', without asking all modules at every step
+        if not ranks.is_sharded(self.trained.model):  # as transformers', without asking all modules at every step
             grads = [parameter.grad for parameter in self.trained.moving if parameter.grad is not None]
             norm = nn.utils.get_total_norm(grads)
             if not norm <= self.args.max_grad_norm:  # else nothing is to be done; NaN is passed on, as by torch
                 nn.utils.clip_grads_with_norm_(self.trained.moving, self.args.max_grad_norm, norm)
             return norm
-        sharding.average_numbers(model)
+        ranks.average_numbers(model)
         return super()._clip_grad_norm(model)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
@@ -345,35 +307,32 @@ class CausalTrainer(Trainer):
         return [n for n, p in model.named_parameters() if p.dim() > 1 and any(part in n for part in decayed)]
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """transformers', with groups of their own for single numbers and for parameters that have a learning rate of their own.
+        """transformers' optimizer, with groups of their own for single numbers and for parameters of another rate.
 
         Under FSDP2 numbers are not spread, and one step takes no parts beside wholes: the groups are always the same, so that
         a checkpoint can be taken up either way.
         """
-        optimizer = super().create_optimizer(*args, **kwargs)
-        parameters = dict(self.trained.named_parameters())
-        own = {name: parameters[name] for name in self.rates}
-        numbers = [p for p in parameters.values() if p.requires_grad and p.dim() == 0 and not _among(p, own.values())]
-        for group in optimizer.param_groups:
-            group["params"] = [p for p in group["params"] if not _among(p, (*numbers, *own.values()))]
-        optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
-        if numbers:
-            optimizer.add_param_group({"params": numbers, "weight_decay": 0.0})
-        for rate, is_number in dict.fromkeys((self.rates[name], p.dim() == 0) for name, p in own.items()):
-            alike = [p for name, p in own.items() if (self.rates[name], p.dim() == 0) == (rate, is_number)]
-            optimizer.add_param_group({"params": alike, "lr": rate, "weight_decay": 0.0})
-        return optimizer
-
-    # ---- checkpoints -------------------------------------------------------------------------------------------------
+        if self.optimizer is None:
+            decayed, groups = self.get_decay_parameter_names(self.trained), dict[tuple[float, float, bool], list]()
+            for name, parameter in self.trained.named_parameters():
+                rate = self.rates.get(name, self.args.learning_rate)
+                decay = self.args.weight_decay if name in decayed and name not in self.rates else 0.0
+                if parameter.requires_grad:
+                    groups.setdefault((rate, decay, parameter.dim() == 0), []).append(parameter)
+            kind, settings = self.get_optimizer_cls_and_kwargs(self.args, self.trained)
+            # The first group's rate is the one that is recorded.
+            order = sorted(groups, key=lambda group: group[0] != self.args.learning_rate)
+            parts = [{"params": groups[group], "lr": group[0], "weight_decay": group[1]} for group in order]
+            self.optimizer = kind(parts, **settings)
+        return self.optimizer
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """The trained parameters alone: everything else is in the model that the run started from."""
-        trained = {n: sharding.whole(p.detach()) for n, p in self.model.named_parameters() if p.requires_grad}
+        trained = {n: ranks.whole(p.detach()) for n, p in self.model.named_parameters() if p.requires_grad}
         if ranks.rank() > 0:
             return
-        folder = Path(output_dir or self.args.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        with writing(folder / WEIGHTS) as part, writing_tensors(folder / WEIGHTS):
+        file = Path(output_dir or self.args.output_dir) / WEIGHTS
+        with writing(file) as part, writing_tensors(file):
             save_file({n: tensor.cpu().contiguous() for n, tensor in trained.items()}, part, metadata={"format": "pt"})
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
@@ -383,17 +342,17 @@ class CausalTrainer(Trainer):
             write_sums(Path(self._get_output_dir(trial=None)) / f"checkpoint-{self.state.global_step}")
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if not sharding.is_sharded(self.trained.model):
+        if not ranks.is_sharded(self.trained.model):
             super()._save_optimizer_and_scheduler(output_dir)
             return
-        state = sharding.whole_state(self.optimizer)
+        state = ranks.whole_state(self.optimizer)
         if ranks.rank() == 0:
             torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        sharding.spread_state(self.optimizer)
+        ranks.spread_state(self.optimizer)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         self._load_trained(Path(resume_from_checkpoint))
@@ -412,28 +371,21 @@ class CausalTrainer(Trainer):
             raise ValueError(f"{folder} was written by another stage or configuration: its parameters do not fit")
         with torch.no_grad():
             for name, tensor in kept.items():
-                parameters[name].copy_(sharding.spread_like(tensor, parameters[name]))
+                parameters[name].copy_(ranks.spread_like(tensor, parameters[name]))
 
 
 class BriefTrainer(CausalTrainer):
     """A trainer of what takes seconds: it writes no checkpoints, and has the best parameters in memory."""
 
-    _best: dict[str, Tensor]
-
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         if self.state.best_global_step == self.state.global_step:
             self.state.best_model_checkpoint = "in memory"
-            self._best = {n: p.detach().clone() for n, p in self.model.named_parameters() if p.requires_grad}
+            self._best = [parameter.detach().clone() for parameter in self.trained.moving]
 
     def _load_best_model(self) -> None:
-        parameters = dict(self.model.named_parameters())
         with torch.no_grad():
-            for name, tensor in self._best.items():
-                parameters[name].copy_(tensor)
-
-
-def _among(parameter: Tensor, others: Iterable[Tensor]) -> bool:
-    return any(parameter is other for other in others)
+            for parameter, best in zip(self.trained.moving, self._best, strict=True):
+                parameter.copy_(best)
 
 
 def last_checkpoint(folder: Path) -> Path | None:

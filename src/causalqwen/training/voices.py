@@ -18,10 +18,12 @@ from causalqwen.modeling.voice_likelihood import WINDOW, Context, Words, log_lik
 Texts = list[list[Context]]
 """The texts of one person: each text as its windows; what is shorter than a window stands with others of its kind."""
 
-FEWEST = 5
-"""People that voices are learned from at least."""
-_BATCH, _HEARD, _TEXTS = 8, 1024, 6
-"""Windows of a step; tokens of a text that its author is heard by; texts of everybody that they are heard by."""
+FEWEST = 5  # people that voices are learned from at least
+_BATCH, _HEARD, _TEXTS = (
+    8,
+    1024,
+    6,
+)  # windows of a step; tokens of a text, and texts of everybody, that somebody is heard by
 _MEAN_RATE, _RATE, _SHIFT_RATE = 2e-3, 0.02, 5e-4
 _COMPONENTS, _CAUTION, _REACH = 200, 30.0, 2.0
 """Settings of the closed form: components of gradients, how many times less it trusts them than independent words deserve, and
@@ -45,9 +47,8 @@ def learn_voices(
     within them; then both by gradients, so that one text of a person makes another of theirs likelier. One person in five is
     held out: half of them choose how far that is taken, half say what it is worth (`Voices.gained`).
 
-    Args:
-        people: their texts, by name, alone or behind prompts, long or short. One text alone is cut into two.
-        directions: at most; fewer than people. steps: of either search.
+    people: their texts, by name, alone or behind prompts, long or short; one text alone is cut into two. directions: at most;
+    fewer than people. steps: of either search.
 
     Raises ValueError for fewer than 5 people, one whose words are too few to cut into two, or people who all say the same.
     """
@@ -113,9 +114,6 @@ def _size(context: Context) -> int:
     return len(text.ids) - first
 
 
-# ---- what people have in common --------------------------------------------------------------------------------------
-
-
 def _shared(model: CausalQwenForCausalLM, people: list[Texts], steps: int, chance: random.Random) -> Tensor:
     """The voice [L, H] under which everybody's words are likeliest."""
     mean = torch.zeros(depths_of(model.backbone), device=model.device, requires_grad=True)
@@ -133,13 +131,9 @@ def _descend(
 ) -> None:
     words = Words(model, windows)
     loss = -log_likelihood(model, words, voice).sum() / words.count.sum()
-    parameters = [one for group in search.param_groups for one in group["params"]]
     search.zero_grad()
-    loss.backward(inputs=parameters)
+    loss.backward(inputs=[one for group in search.param_groups for one in group["params"]])
     search.step()
-
-
-# ---- how they differ -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -191,9 +185,8 @@ def _closed_form(people: list[list[_Hearing]], mean: Tensor, directions: int) ->
     between = _covariance((centers - expected) / spread @ axes.T, len(people) - 1) - fewer * between_texts
     ridge = 1e-3 * within.diagonal().mean() * torch.eye(len(axes))
     root = torch.linalg.cholesky(within + ridge)
-    whitened = torch.linalg.solve_triangular(
-        root, torch.linalg.solve_triangular(root, between, upper=False).T, upper=False
-    )
+    halved = torch.linalg.solve_triangular(root, between, upper=False)
+    whitened = torch.linalg.solve_triangular(root, halved.T, upper=False)
     sizes, vectors = torch.linalg.eigh((whitened + whitened.T) / 2)
     kept = min(directions, len(people) - 1, len(axes))
     sizes, vectors = sizes.flip(0)[:kept], vectors.flip(1)[:, :kept]
@@ -221,8 +214,6 @@ def _means(rows: Tensor, groups: Tensor) -> Tensor:
 def _covariance(rows: Tensor, freedom: int) -> Tensor:
     return rows.T @ rows / max(freedom, 1)
 
-
-# ---- so that a text of somebody tells most of another ----------------------------------------------------------------
 
 Pair = tuple[Tensor, int, Context]
 """What somebody is heard by: score [L, H] and tokens; and a window of another text of theirs."""

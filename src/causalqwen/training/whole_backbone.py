@@ -26,7 +26,7 @@ from causalqwen.training.copies import fit_copying
 from causalqwen.training.features import FactStore
 from causalqwen.training.held_out import left_out_together
 from causalqwen.training.scores import score_values
-from causalqwen.training.settings import STAGES, ChosenStage, TrainSettings
+from causalqwen.training.settings import ChosenStage, TrainSettings
 
 FEWEST_NUMBERS = 8
 _FAMILIES = ("gaussian", "cauchy")
@@ -41,7 +41,7 @@ def reads_whole(
     config = model.config
     anew = config.value_range is None and config.start == "faithful"
     of_branch = any(name.startswith("value_branch") or name in _OF_BRANCH for name in config.given or ())
-    alone = [name for name in STAGES if getattr(settings, name) is not None] == ["values"] and ranks.world_size() == 1
+    alone = not (settings.heads or settings.lora or settings.backbone) and ranks.world_size() == 1
     return (
         isinstance(settings.values, ChosenStage)
         and settings.value_transform != "keep"
@@ -72,9 +72,7 @@ def _unit(family: str, ratios: torch.Tensor) -> tuple[float, float]:
 
 class WholeBackbone:
     """A fit of the values of rows. known: rows and their facts, with what the whole backbone tells; certain: those of
-    `certain_contexts`. shape: the kernel, where it is known.
-    kernel: what was chosen. axis: its name. family: the value's law.
-    """
+    `certain_contexts`. shape: the kernel, where it is known."""
 
     def __init__(
         self,
@@ -90,31 +88,27 @@ class WholeBackbone:
         whose = np.empty(len(self.examples), dtype=np.int64)
         for group, rows in enumerate(left_out_together(self.examples)):
             whose[rows] = group
-        features, at = [], []
-        for _, store in known:
-            facts = store.facts
-            at.append((np.asarray(facts.targets) == model.config.num_token_id) & np.isfinite(facts.values))
-            features.append(facts.reads.array[facts.reads.at[at[-1]]])
-        lengths = np.concatenate([np.diff(store.offsets) for _, store in known])
-        groups = np.repeat(whose, lengths)[np.concatenate(at)]
-        values, blocks = self.numbers.values.numpy(), known[0][1].facts.reads.blocks
+        facts = [store.facts for _, store in known]
+        at, lengths = [one.learned for one in facts], np.concatenate([np.diff(store.offsets) for _, store in known])
+        at_all, blocks, values = np.concatenate(at), facts[0].reads.blocks, self.numbers.values.numpy()
+        features = [one.reads.array[one.reads.at[of]] for one, of in zip(facts, at, strict=True)]
+        every = features[0] if len(features) == 1 else np.concatenate(features)
+        self.z = torch.cat([one.tensor("features")[of] for one, of in zip(facts, at, strict=True)])
+        self.groups = np.repeat(whose, lengths)[at_all]
         self.classes = rows_of_classes(self.numbers.classes if fits_each_class(settings) else [""] * len(values))
         units = np.ones(len(values))
         for of in self.classes.values():
             units[of] = np.median(np.abs(values[of])) or 1.0
-        every = features[0] if len(features) == 1 else np.concatenate(features)
-        self.candidates, stands = None, torch.zeros(len(values), dtype=torch.bool)
+        self.candidates, self.is_new = None, np.ones(len(values), dtype=bool)
         if model.copies:
-            at_all, stores = torch.from_numpy(np.concatenate(at)), [store.facts.numbers for _, store in known]
-            self.candidates = Candidates(**KeptNumbers.stacked(stores).candidates())[at_all]
-            stands = self.candidates.hold(self.numbers.values)
-        self.is_new, self.groups = ~stands.numpy(), groups
+            numbers = KeptNumbers.stacked([one.numbers for one in facts])
+            self.candidates = Candidates(**numbers.candidates())[torch.from_numpy(at_all)]
+            self.is_new = ~self.candidates.hold(self.numbers.values).numpy()
         counted = ~self.numbers.certain.numpy() & self.is_new
         counted |= not counted.any()
         assert model.reads_backbone is not None, "its rows were read"
         tied = len(model.reads_backbone) - NUMBERS
-        self.kernel = BlockKernel(every, blocks, values, groups, self._axes, counted, units, tied, shape)
-        self.z = torch.cat([store.facts.tensor("features")[of] for (_, store), of in zip(known, at, strict=True)])
+        self.kernel = BlockKernel(every, blocks, values, self.groups, self._axes, counted, units, tied, shape)
         self.axis, ridge = self.kernel.ridge.axis, self.kernel.ridge
         ratios = torch.from_numpy(ridge.residuals / np.exp(ridge.log_scale.left_out))
         named = (model.config.value_family,) if "value_family" in (model.config.given or ()) else _FAMILIES
@@ -178,8 +172,8 @@ class WholeBackbone:
             is_new = torch.from_numpy(self.is_new)
             of_new = [name for name, new in zip(classes, self.is_new.tolist(), strict=True) if new]
             fit_levels(model, [column[is_new] for column in of_rows], of_new, class_names(self.examples))
-        asked = model, self.z, self.candidates, of_rows, self.groups, classes
-        if self.candidates is not None and not fit_copying(*asked):
+        candidates = self.candidates
+        if candidates is not None and not fit_copying(model, self.z, candidates, of_rows, self.groups, classes):
             model.config.copy_numbers, model.copy_head = False, None
 
     @property
@@ -195,13 +189,12 @@ class WholeBackbone:
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """Axis, law and ridge."""
         return {"axis": self.axis, "family": self.family, "ridge": self.kernel.ridge.location.ridge}
 
     def tell(self, say: Callable[[str], None], seconds: float) -> None:
         """Say what was chosen."""
-        count, ridge = len(self.numbers.values), self.kernel.ridge.location.ridge
+        numbers, ridge = len(self.numbers.values), self.chosen["ridge"]
         say(
             f"values are read from the whole backbone in closed form: {self.axis} axis, {self.family} law, ridge {ridge:.2g}, "
-            f"by leave-one-out over {count:,} numbers ({seconds:.0f} s)"
+            f"by leave-one-out over {numbers:,} numbers ({seconds:.0f} s)"
         )
