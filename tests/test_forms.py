@@ -1,4 +1,4 @@
-"""Forms that the documents describe beside the default: thresholds per token, a small causal size, multiplied numbers."""
+"""Forms that the documents describe beside the default: thresholds per token, a small causal size, gated features."""
 
 import json
 from dataclasses import replace
@@ -143,43 +143,7 @@ def test_a_model_of_a_small_causal_size_is_a_model(tiny_tokenizer, family, tmp_p
     assert scores["backbone_agreement"] < 1.0  # of the backbone's own decisions, not of this head's
 
 
-# ---- multiplied numbers ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
-def test_a_number_may_multiply_the_embedding(tiny_tokenizer, family, tmp_path):
-    """e = embed(<NUM>) sigmoid(v w + b), values and gradients; a text without numbers stays as it is."""
-    model = graft_tiny(
-        family, tiny_tokenizer, number_context="value", number_embedding="multiplied", initial_direction=1.0
-    )
-    network, embed = model.numeric_embedding, model.get_input_embeddings()
-    with torch.no_grad():
-        network.gate_bias.normal_()
-        network.row.normal_()
-    inputs = model.processor("from -2.5 to 1e300 and 3", return_tensors="pt")
-    ids, values = inputs["input_ids"], inputs["numeric_values"]
-    found = network(ids, values, embed)
-    places = (ids[0] == model.config.num_token_id).nonzero().squeeze(-1)
-    assert len(places) == 3
-    parts = network.row, network.direction, network.gate_bias
-    row, direction, bias = (part.detach().double().requires_grad_(True) for part in parts)
-    plain = row if model.config.num_token_appended else embed.weight[model.config.num_token_id] + row
-    v = values[0, places][:, None]
-    written_out = plain / (1 + torch.exp(-(v * direction + bias)))
-    torch.testing.assert_close(found[0, places].double(), written_out, rtol=1e-5, atol=1e-6)
-    assert torch.equal(found[0][ids[0] != model.config.num_token_id], embed(ids[ids != model.config.num_token_id]))
-    weights = torch.randn(3, found.shape[-1])
-    gradients = torch.autograd.grad((found[0, places] * weights).sum(), parts)
-    plain = plain.detach()
-    s = torch.sigmoid(v * direction + bias).detach()
-    slopes = plain * weights * s * (1 - s)
-    for gradient, wanted in zip(gradients, ((weights * s).sum(0), (slopes * v).sum(0), slopes.sum(0)), strict=True):
-        torch.testing.assert_close(gradient.double(), wanted, rtol=1e-4, atol=1e-5)
-    model.save_pretrained(tmp_path)
-    with torch.no_grad():
-        assert torch.equal(CausalQwenForCausalLM.from_pretrained(tmp_path)(**inputs).logits, model(**inputs).logits)
-        words = ids_of(model)
-        assert torch.equal(model(words).logits[..., : embed.weight.shape[0]], model.backbone(input_ids=words).logits)
+# ---- gated features ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
@@ -222,7 +186,7 @@ def test_a_number_may_multiply_the_features_behind_the_backbone(tiny_tokenizer, 
         assert torch.equal(decided, out.sequences[0, -4:])
         model.action.num_bias -= 20.0
         assert torch.equal(CausalQwenForCausalLM.from_pretrained(tmp_path)(**inputs).logits, model(**inputs).logits)
-    with pytest.raises(ValueError, match="vLLM needs number_embedding='added' or 'multiplied'"):
+    with pytest.raises(ValueError, match="vLLM needs number_embedding='added'"):
         model.config.require("vLLM")
 
 

@@ -22,6 +22,9 @@ Levels = Annotated[list[Share], Field(min_length=len(WANTED_LEVELS), max_length=
 FORMAT = 3
 """The format of a saved config.json, told there as `format_version`. No other format is read."""
 
+_GONE = {"settings.numbers_in.number_encoding": "log"}
+"""Fields of older checkpoints, with the only value that there is still."""
+
 _AXIS = ("value_transform", "value_range", "value_place")  # of each class in `class_values`
 
 STARTS: dict[str, dict[str, Any]] = {
@@ -81,7 +84,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
             "domains", "domain",
         ),
         "numbers_in": (
-            "number_context", "number_embedding", "number_encoding", "initial_direction", "normalize_direction",
+            "number_context", "number_embedding", "initial_direction", "normalize_direction",
         ),
         "scores": (
             "score_scale", "token_thresholds", "vocabulary_family", "own_scores",
@@ -135,12 +138,9 @@ class CausalQwenConfig(PreTrainedConfig):
         initial_scale, initial_noise, initial_threshold: gamma, |b_noise| and C at the start.
         number_context: what the context holds of a number: "value", `<NUM>` with its value; "digits", `<NUM>`, which the
             backbone does not see, and the number as it is written; "both". See `modeling.context`.
-        number_embedding: "added", embed(x) + phi(v), "multiplied", embed(x) sigmoid(v w + b) (`NumericEmbedding`), or
-            "features", z sigmoid(v w + b) behind the backbone (`GatedFeatures`).
-        number_encoding: how a value is added: "log", phi(v), or "fourier", phi(v) + B f(v), which tells its digits too: see
-            `fourier_features`.
-        initial_direction: length of the direction w of numbers at the start, on average, and of each column of B: coordinates
-            are normal with this over the square root of H. normalize_direction: make w's exactly that (overview 4, step 1).
+        number_embedding: "added", embed(x) + phi(v), or "features", z sigmoid(v w + b) behind the backbone (`GatedFeatures`).
+        initial_direction: length of the direction w of numbers at the start, on average: coordinates are normal with this over
+            the square root of H. normalize_direction: make it exactly that (overview 4, step 1).
         value_transform: see `ValueTransform`; fitted when the value head is trained.
         value_range: smallest and largest training value; quantiles are clipped to it, widened by its own width, when
             a CRPS is taken from them.
@@ -195,8 +195,7 @@ class CausalQwenConfig(PreTrainedConfig):
     initial_noise: NotNegative = 1.0
     initial_threshold: Finite = 0.0
     number_context: Annotated[str, one_of(CONTEXTS)] = "value"
-    number_embedding: Literal["added", "multiplied", "features"] = "added"
-    number_encoding: Literal["log", "fourier"] = "log"
+    number_embedding: Literal["added", "features"] = "added"
     initial_direction: NotNegative = 1.0
     normalize_direction: bool = False
 
@@ -270,6 +269,8 @@ class CausalQwenConfig(PreTrainedConfig):
                 raise ValueError(f"{title}.{part}: expected settings by name, got {fields!r}")
             for name, value in fields.items():
                 place = f"{title}.{part}.{name}"
+                if place in _GONE and value == _GONE[place]:
+                    continue
                 if place not in places:
                     near = difflib.get_close_matches(place, places, n=1, cutoff=0.0)[0]
                     raise ValueError(f"unknown setting {place}; did you mean {near}?")
@@ -319,12 +320,8 @@ class CausalQwenConfig(PreTrainedConfig):
             raise ValueError(f"max_scale {self.max_scale} leaves no room above the initial scale {self.initial_scale}")
         if self.domain is not None and self.domain not in self.domains:
             raise ValueError(f"there is no domain {self.domain!r}; known domains: {', '.join(self.domains) or 'none'}")
-        asked = {
-            "number_encoding='fourier'": self.number_encoding == "fourier",
-            "value_crossing above 1": self.value_crossing > 1,
-        }
-        for what in filter(asked.get, asked):
-            self.require(what)
+        if self.value_crossing > 1:
+            self.require("value_crossing above 1")
         _check_axis("", self.value_transform, self.value_range)
         for name, axis in self.class_values.items():
             if axis.keys() != set(_AXIS):

@@ -35,11 +35,7 @@ def make_heads(config: CausalQwenConfig) -> dict[str, nn.Module | None]:
     size = config.causal_size
     made: dict[str, nn.Module | None] = {}
     made["numeric_embedding"] = (GatedFeatures if config.number_embedding == "features" else NumericEmbedding)(
-        config.hidden_size,
-        config.num_token_id,
-        config.num_token_appended,
-        multiplied=config.number_embedding != "added",
-        fourier=config.number_encoding == "fourier",
+        config.hidden_size, config.num_token_id, config.num_token_appended
     )
     abduction = AbductionNetwork(
         config.hidden_size,

@@ -432,8 +432,7 @@ def _reading_tokens(run: Run, name: str) -> TrainedForCausalLM:
     """What a stage trains that moves the backbone, made while the backbone is what it was."""
     model, stage, text = run.model, getattr(run.settings, name), run.anchor_texts.get(name)
     model.numeric_embedding.requires_grad_(True)
-    for direction in model.numeric_embedding.directions:
-        direction.requires_grad_(stage.direction)
+    model.numeric_embedding.direction.requires_grad_(stage.direction)
     anchor = TextAnchor(model, text, stage.anchor_tokens) if text is not None else None
     sampled = None
     if stage.whole_vocabulary and stage.negatives:
