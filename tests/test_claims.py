@@ -20,12 +20,11 @@ from causalqwen import (
 from causalqwen.data import Row, encode_rows
 from causalqwen.decoding import BoundDecoding, draws
 from causalqwen.distributions import (
+    FAMILIES,
     INDIVIDUAL_STREAM,
     NOISE_STREAM,
     SCALE_FLOOR,
-    VALUE_FAMILIES,
     get_family,
-    get_value_family,
 )
 from causalqwen.losses import ovr_log_probs, shift_targets, total_loss
 from causalqwen.modeling import ValueBranch
@@ -702,8 +701,8 @@ def width_of_a_sum(log_density, quantile) -> float:
 def test_sums_of_students_are_no_students_and_stay_in_the_families_here(tiny_tokenizer):
     """Architecture 5.4.3: |W| scale is the scale of W U for stable laws alone; a Student-t is none, and none is built."""
     zero, one = number(0.0), number(1.0)
-    for name in VALUE_FAMILIES:
-        law = get_value_family(name)
+    for name in FAMILIES:
+        law = get_family(name)
         ratio = width_of_a_sum(
             lambda x, law=law: law.log_prob(x, zero, one), lambda p, law=law: law.quantile(number(p)).item()
         )

@@ -4,8 +4,7 @@ A symmetric stable law of index a is closed under linear maps of independent coo
 
     X_j ~ S(loc_j, scale_j) independent  =>  sum_j w_j X_j + b ~ S(sum_j w_j loc_j + b, (sum_j |w_j|^a scale_j^a)^(1/a))
 
-a = 1 is the Cauchy law (the specification), a = 2 the Gaussian one, whose `scale` is its standard deviation. Those between
-are laws of values: `intermediate_stable`.
+a = 1 is the Cauchy law (the specification), a = 2 the Gaussian one, whose `scale` is its standard deviation.
 
 Everything is a pure function of tensors. Arithmetic runs in float32, or in float64 where an argument is float64; half
 precision is raised first, because 1/2 + atan(x)/pi is already 0 at x = -1e4 in bfloat16 (theory 3.6).

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from causalqwen.distributions import get_value_family
+from causalqwen.distributions import get_family
 from causalqwen.losses.ovr import IGNORE_INDEX
 
 
@@ -112,7 +112,7 @@ def total_loss(
 
 def value_nll(value: Tensor, loc: Tensor, scale: Tensor, *, family: str = "cauchy") -> Tensor:
     """-log density of `value` under S(loc, scale), elementwise; scale > 0. float64 where an argument is float64."""
-    return -get_value_family(family).log_prob(value, loc, scale)
+    return -get_family(family).log_prob(value, loc, scale)
 
 
 def cauchy_nll(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def cauchy_crps(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
 
     Elementwise, in the units of `value`, lower is better (theory 3.11). Finite although the law has no mean.
     """
-    return get_value_family("cauchy").crps(value, loc, scale)
+    return get_family("cauchy").crps(value, loc, scale)
 
 
 def quantile_loss(value: Tensor, quantile: Tensor, level: Tensor) -> Tensor:

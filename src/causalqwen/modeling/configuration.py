@@ -11,7 +11,7 @@ from transformers.models.auto import CONFIG_MAPPING
 
 from causalqwen.checking import Count, Finite, NotNegative, Positive, Share, check_values, one_of
 from causalqwen.decoding import CausalDecoding
-from causalqwen.distributions import FAMILIES, VALUE_FAMILIES
+from causalqwen.distributions import FAMILIES
 from causalqwen.modeling.context import CONTEXTS, Context
 from causalqwen.modeling.scores import SCORE_SCALES
 from causalqwen.numbers import ValueTransform
@@ -133,8 +133,7 @@ class CausalQwenConfig(PreTrainedConfig):
             deviation of eps_k at the start; None for one threshold. `logits` are then loc_S - eps_k.
         own_scores: W_cls and b_cls of the scores are the model's own, not the backbone's lm_head, and can be trained while that
             and the embedding stay; a causal size below H has them anyway. See `own_scores`.
-        vocabulary_family, value_family: the stable law of the scores and of the value, "cauchy" or "gaussian"; of the value
-            also "stable-1.25", "stable-1.5" and "stable-1.75", whose tails lie between.
+        vocabulary_family, value_family: the stable law of the scores and of the value, "cauchy" or "gaussian".
         initial_scale, initial_noise, initial_threshold: gamma, |b_noise| and C at the start.
         number_context: what the context holds of a number: "value", `<NUM>` with its value; "digits", `<NUM>`, which the
             backbone does not see, and the number as it is written; "both". See `modeling.context`.
@@ -189,7 +188,7 @@ class CausalQwenConfig(PreTrainedConfig):
     score_slope: NotNegative = 0.0
     token_thresholds: NotNegative | None = None
     vocabulary_family: Annotated[str, one_of(FAMILIES)] = "cauchy"
-    value_family: Annotated[str, one_of(VALUE_FAMILIES)] = "cauchy"
+    value_family: Annotated[str, one_of(FAMILIES)] = "cauchy"
     own_scores: bool = False
     initial_scale: Positive = 1.0
     initial_noise: NotNegative = 1.0

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from causalqwen.distributions import StableFamily, get_value_family
+from causalqwen.distributions import StableFamily, get_family
 from causalqwen.losses import quantile_crps
 from causalqwen.numbers.transforms import ValueTransform
 
@@ -185,7 +185,7 @@ class ValueLaw(_Calibrated):
 
     @property
     def stable(self) -> StableFamily:
-        return get_value_family(self.family)
+        return get_family(self.family)
 
     def _raw_quantile(self, loc: Tensor, scale: Tensor, p: Tensor) -> Tensor:
         return self.transform.inverse(loc.double() + scale.double() * self.stable.quantile(p.double()))

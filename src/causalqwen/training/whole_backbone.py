@@ -9,7 +9,7 @@ import torch
 
 from causalqwen.data import Example, number_classes
 from causalqwen.data.encoding import class_names
-from causalqwen.distributions import get_value_family
+from causalqwen.distributions import get_family
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.grafting import renew_values
 from causalqwen.modeling.outputs import CACHE
@@ -64,7 +64,7 @@ def blocks_of(model: CausalQwenForCausalLM) -> list[int]:
 
 def _unit(family: str, ratios: torch.Tensor) -> tuple[float, float]:
     """The nats that a family gives residuals [n] over their scales, and the multiple of these scales that gives the fewest."""
-    law, least = get_value_family(family), ratios.abs().median().clamp(min=1e-12)
+    law, least = get_family(family), ratios.abs().median().clamp(min=1e-12)
     units = (least * torch.logspace(-1, 1, 101, dtype=torch.float64)).unsqueeze(-1)
     nats = units.log()[:, 0] - law.log_prob(ratios / units, torch.zeros(()), torch.ones(())).mean(-1)
     return nats.min().item(), units[nats.argmin()].item()
