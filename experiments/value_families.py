@@ -42,7 +42,7 @@ def main() -> None:
                 torch.manual_seed(0)  # one graft, whose features are read once
                 model = CausalQwenForCausalLM.from_backbone("smollm2-135m", dtype=torch.float32, value_family=family)
                 torch.manual_seed(seed)
-                model.value_reader.start_anew()
+                model.value_branch.residual.reset_parameters()
                 rows = {
                     name: [
                         Row("prompt", "x", {"prompt": PROMPT.format(**record), "value": record["kelvin"]})

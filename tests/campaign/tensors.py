@@ -13,7 +13,7 @@ from torch import Tensor
 
 from causalqwen.distributions import get_family
 from causalqwen.kernels import linear_ovr_loss
-from causalqwen.losses import ovr_log_probs, ovr_loss, quantile_crps, value_nll
+from causalqwen.losses import ovr_log_probs, ovr_loss, quantile_crps
 from causalqwen.numbers import CRPS_LEVELS, ValueLaw, ValueTransform
 from causalqwen.numbers.support import Support
 
@@ -38,7 +38,6 @@ OF_LAWS: dict[str, tuple[Ask, Span]] = {
     "log_sf": (lambda law, x, loc, scale: law.log_sf(x, loc, scale), NEGATIVE),
     "cdf": (lambda law, x, loc, scale: law.cdf(x, loc, scale), SHARE),
     "log_prob": (lambda law, x, loc, scale: law.log_prob(x, loc, scale), ANY),
-    "value_nll": (lambda law, x, loc, scale: value_nll(x, loc, scale, family=law.name), ANY),
     "crps": (lambda law, x, loc, scale: law.crps(x, loc, scale), POSITIVE),
     "log_interval": (lambda law, x, loc, scale: _between(law, x, loc, scale), NEGATIVE),
 }  # fmt: skip

@@ -27,9 +27,8 @@ import numpy as np
 from causalqwen.data.rows import arrow_for, lines_of, values_of_lines
 from causalqwen.files import suffix_of
 from causalqwen.numbers import NumberRules, find_numbers
-from causalqwen.numbers.money import MONEY
 from causalqwen.numbers.rules import SPACES
-from causalqwen.numbers.table import AFTER
+from causalqwen.numbers.table import AFTER, MONEY
 
 KINDS = ("number", "date", "category", "text", "constant")
 """A constant column, which held one value in all training rows or none at all, says nothing: it is left out, whatever it holds

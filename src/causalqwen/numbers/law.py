@@ -4,7 +4,6 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,21 +21,13 @@ LOSS_LEVELS = torch.arange(1, 40, dtype=torch.float64) / 40
 WANTED_LEVELS = torch.linspace(0, 1, 101, dtype=torch.float64)
 """The central levels for which a recalibration stores what the raw law needs."""
 
-_SPLITS, _MOST_SPLITS, _ALIKE = 20, 3, 1e-4
-"""Scales that `ValueLaw.fit_interval_kinds` tries as a limit between two kinds, the most limits, and the least probability
-under which two kinds' central levels are still taken to be of one law."""
-
-_FEWEST_OF_KIND = 19
-"""The fewest numbers of a kind: the least n whose rank ceil((n + 1) 0.95) is at most n."""
-
-_LEAST_REACH = 0.05
-"""Of `ValueLaw.widened`: ends of intervals nearer to loc, in scales, are those of atoms."""
-
-_MODE = 15
-"""Of `ValueLaw.mode`: steps of 1/200 in the shortest intervals, less than the likeliest of twelve values has."""
-
-_ROUNDED = 2**-7
-"""How far, as a share, loc and scale of one row may be from themselves in another batch or dtype: two units of bfloat16."""
+# Of `ValueLaw.fit_interval_kinds`: scales that are tried as a limit between two kinds, the most limits, the least probability
+# under which two kinds' central levels are still taken to be of one law, and the fewest numbers of a kind, the least n whose
+# rank ceil((n + 1) 0.95) is at most n.
+_SPLITS, _MOST_SPLITS, _ALIKE, _FEWEST_OF_KIND = 20, 3, 1e-4, 19
+_LEAST_REACH = 0.05  # of `ValueLaw.widened`: ends of intervals nearer to loc, in scales, are those of atoms
+_MODE = 15  # of `ValueLaw.mode`: steps of 1/200 in the shortest intervals, less than the likeliest of twelve values has
+_ROUNDED = 2**-7  # two units of bfloat16: how far, as a share, a row's loc and scale may move in another batch or dtype
 
 PARTS = 64
 """How many equal parts an atom counts in where levels are fitted (`ValueLaw.spread_levels`)."""
@@ -86,12 +77,11 @@ class _Calibrated:
         return self.quantile(loc, scale, low, raw=raw), self.quantile(loc, scale, high, raw=raw)
 
     def fit_interval_levels(self, loc: Tensor, scale: Tensor, values: Tensor) -> tuple[float, ...]:
-        """Raw central levels that cover each wanted level of these validation rows.
+        """Raw central levels that cover each wanted level of these validation rows; ValueError where there are none.
 
         The k-th smallest of their n central levels |2 F(y) - 1| with k = ceil((n + 1) level): the split-conformal quantile,
-        so that an interval covers at least `level` of new exchangeable rows on average; 1 is reached only where n rows cannot
-        support the level, and is kept below it so that intervals stay finite. An atom counts in parts, one for each of its
-        `spread_levels`.
+        so that an interval covers at least `level` of new exchangeable rows on average. An atom counts in parts, one for each
+        of its `spread_levels`.
         """
         if values.numel() == 0:
             raise ValueError("cannot recalibrate intervals: the validation rows hold no number")
@@ -147,7 +137,7 @@ def _in_lump(limit: float, scale: Tensor) -> bool:
 
 
 def _levels_that_cover(central: Tensor) -> tuple[float, ...]:
-    """Levels that cover, of the `spread_levels` [n, PARTS] of n rows."""
+    """Levels that cover, of the `spread_levels` [n, PARTS] of n rows; below 1, so that intervals stay finite."""
     rank = torch.ceil(PARTS * (len(central) + 1) * WANTED_LEVELS - 1e-9).long()
     central = central.flatten().sort().values.clamp(max=1 - 1e-9)
     # The raw level that the largest observation asks for, moved half its remaining way, stands in beyond it.
@@ -306,7 +296,7 @@ class ValueLaw(_Calibrated):
         return self.axis_crps(loc, scale, value) if kind == "crps" else -self.axis_log_prob(loc, scale, value)
 
     def log_prob(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
-        """Log density of the raw law at `value`, per unit of the data: with the Jacobian of t. Of an atom, log P(Y = value)."""
+        """Log density of the raw law at `value`, per unit of the data; of an atom, log P(Y = value)."""
         return self.axis_log_prob(loc.double(), scale.double(), value) + self.transform.log_jacobian(value)
 
     def mode(self, loc: Tensor, scale: Tensor) -> Tensor:
@@ -328,18 +318,15 @@ class ValueLaw(_Calibrated):
         return quantiles.gather(-1, log_prob.masked_fill(~within, -torch.inf).argmax(-1, keepdim=True))
 
     def crps(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
-        """CRPS of the raw law at `value`, in the data's units (lower is better).
-
-        Closed form where t is affine. Through a symlog a Cauchy's CRPS in units is infinite: then from 199 quantiles,
-        clipped to the training range widened by its own width (theory 3.11).
-        """
+        """CRPS of the raw law at `value`, in the data's units: in closed form where t is affine, else `quantile_crps`, because
+        through a symlog a Cauchy's is infinite (theory 3.11)."""
         if self.transform.is_affine:
             axis = self.transform.forward(value)
             return self.stable.crps(axis, loc.double(), scale.double()) * self.transform.width
         return self.quantile_crps(loc, scale, value)
 
     def quantile_crps(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
-        """CRPS from 199 raw quantiles, clipped where a training range is known: the rule that also scores every rival."""
+        """CRPS from 199 raw quantiles, clipped (`clip`): the rule that also scores every rival."""
         quantiles = self._raw_quantile(loc.unsqueeze(-1), scale.unsqueeze(-1), CRPS_LEVELS)
         return quantile_crps(value.double(), self.clip(quantiles), CRPS_LEVELS)
 
@@ -375,6 +362,15 @@ class ValueLaw(_Calibrated):
         return quantiles.clamp(low - (high - low), high + (high - low))
 
 
+def _of_each(method: str) -> Callable[..., Tensor]:
+    """That method of `ValueLaw`, each row's by its own class's law."""
+
+    def by_row(self: "ClassLaws", *columns: Tensor) -> Tensor:
+        return self._by_row(lambda law, of: getattr(law, method)(*(column[of] for column in columns)))
+
+    return by_row
+
+
 @dataclass(frozen=True)
 class ClassLaws(_Calibrated):
     """The laws of n values of several classes at once. It stands in for a `ValueLaw` wherever rows come first: loc, scale and
@@ -387,63 +383,26 @@ class ClassLaws(_Calibrated):
     laws: tuple[ValueLaw, ...]
     of_row: Tensor
 
+    def _by_row(self, of_law: Callable[[ValueLaw, Tensor], Tensor], dim: int = 0) -> Tensor:
+        """What each law gives for the indices of its own rows, in the order of all rows again."""
+        rows = [(self.of_row == place).nonzero().flatten() for place in range(len(self.laws))]
+        parts = [of_law(law, of) for law, of in zip(self.laws, rows, strict=True)]
+        return torch.cat(parts, dim).index_select(dim, torch.cat(rows).argsort())
+
+    levels_at, clip, cdf = _of_each("levels_at"), _of_each("clip"), _of_each("cdf")
+    central_level, spread_levels = _of_each("central_level"), _of_each("spread_levels")
+    log_prob, crps, quantile_crps = _of_each("log_prob"), _of_each("crps"), _of_each("quantile_crps")
+
     def fit_interval_kinds(self, loc: Tensor, scale: Tensor, values: Tensor) -> list[tuple[float, list[float]]]:
         """One kind: scales of different axes do not compare."""
         return [(0.0, list(self.fit_interval_levels(loc, scale, values)))]
 
-    def _by_row(self, method: str, *columns: Tensor, **settings: Any) -> Tensor:
-        """That method of each law for its own rows, in the order of all rows again."""
-        rows = [(self.of_row == place).nonzero().flatten() for place in range(len(self.laws))]
-        parts = [
-            getattr(law, method)(*(column[of] for column in columns), **settings)
-            for law, of in zip(self.laws, rows, strict=True)
-        ]
-        return torch.cat(parts)[torch.cat(rows).argsort()]
-
-    def levels_at(self, scale: Tensor) -> Tensor:
-        """`ValueLaw.levels_at`."""
-        return self._by_row("levels_at", scale)
-
     def quantile(self, loc: Tensor, scale: Tensor, p: Tensor | float, *, raw: bool = False) -> Tensor:
         """`ValueLaw.quantile`. p has as many axes as loc, and rows first too, or fewer, and is then the same for all rows."""
         p = level_of_quantile(p)
-        if p.dim() < loc.dim():
-            return self._by_row("quantile", loc, scale, p=p, raw=raw)
-        return self._by_row("quantile", loc, scale, p, raw=raw)
-
-    def clip(self, quantiles: Tensor) -> Tensor:
-        """`ValueLaw.clip`."""
-        return self._by_row("clip", quantiles)
-
-    def cdf(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
-        """`ValueLaw.cdf`."""
-        return self._by_row("cdf", loc, scale, value)
-
-    def central_level(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
-        """`ValueLaw.central_level`."""
-        return self._by_row("central_level", loc, scale, value)
-
-    def spread_levels(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
-        """`ValueLaw.spread_levels`."""
-        return self._by_row("spread_levels", loc, scale, value)
-
-    def log_prob(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
-        """`ValueLaw.log_prob`."""
-        return self._by_row("log_prob", loc, scale, value)
-
-    def crps(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
-        """`ValueLaw.crps`."""
-        return self._by_row("crps", loc, scale, value)
-
-    def quantile_crps(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
-        """`ValueLaw.quantile_crps`."""
-        return self._by_row("quantile_crps", loc, scale, value)
+        of_rows = p.dim() == loc.dim()
+        return self._by_row(lambda law, of: law.quantile(loc[of], scale[of], p[of] if of_rows else p, raw=raw))
 
     def axis_losses(self, loc: Tensor, scale: Tensor, value: Tensor, kind: str) -> Tensor:
         """`ValueLaw.axis_losses` of values [n] under several laws of each at once, loc and scale [..., n]."""
-        rows = [(self.of_row == place).nonzero().flatten() for place in range(len(self.laws))]
-        parts = [
-            law.axis_losses(loc[..., of], scale[..., of], value[of], kind)
-            for law, of in zip(self.laws, rows, strict=True)
-        ]
-        return torch.cat(parts, dim=-1)[..., torch.cat(rows).argsort()]
+        return self._by_row(lambda law, of: law.axis_losses(loc[..., of], scale[..., of], value[of], kind), dim=-1)

@@ -23,6 +23,8 @@ TRANSFORMS = ("identity", "affine", "symlog", "log", "quantile")
 _LARGEST_LOG = 709.0  # exp of more leaves float64
 _ATOM, _ATOM_ROWS = 0.05, 8  # an atom is a value of at least this share of the rows, and of so many of them
 _ROWS_PER_KNOT, _MOST_KNOTS = 8, 64
+_QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+_UPPER_QUARTILE = 0.6744897501960817  # of the standard normal law
 
 
 def symlog(values: Tensor) -> Tensor:
@@ -211,9 +213,6 @@ class ValueTransform:
         return fields
 
 
-_QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
-
-
 def _quantile_knots(values: Tensor) -> tuple[tuple[float, float], ...]:
     """Knots of "quantile": values at the normal scores of their ranks, over that of the upper quartile."""
     distinct, counts = values.unique(return_counts=True)
@@ -253,6 +252,3 @@ def _on_line(x: Tensor, knots: Tensor, heights: Tensor, *, right: bool) -> Tenso
     second = (before > after) | ((run == 0) & right)
     start = torch.where(second, piece + 1, piece)
     return heights[start] + (x - knots[start]) * slope
-
-
-_UPPER_QUARTILE = 0.6744897501960817  # of the standard normal law

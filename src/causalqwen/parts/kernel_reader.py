@@ -103,9 +103,6 @@ class KernelReader(nn.Module):
         size = self.hidden_size
         return (features - self.mean[:size].to(features)) * self.inverse[:size].to(features) * size**0.5
 
-    def start_anew(self) -> None:
-        """Nothing to start."""
-
     def split(self, features: Tensor, scale: Tensor, noise: Tensor, law: StableFamily) -> tuple[Tensor, Tensor]:
         """What an individual reaches and what noise does, both [..., C], together the scale [..., C]."""
         return scale * (1 - _NOISE**law.alpha) ** (1 / law.alpha), scale * _NOISE

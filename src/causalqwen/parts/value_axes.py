@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from causalqwen.numbers import ValueLaw, ValueTransform
-from causalqwen.numbers.law import ClassLaws
+from causalqwen.numbers import ClassLaws, ValueLaw, ValueTransform
 
 
 @dataclass(frozen=True)
@@ -103,23 +102,9 @@ class ClassAxes(OneAxis):
         return ClassLaws(tuple(self.law(name) for name in self.known), codes)
 
 
-EACH_CLASS = {"class_transforms": True}
-"""The setting of a run that fits an axis to each class's own values."""
-
-
-def fits_each_class(settings: Any) -> bool:
-    """Whether a run of these settings (`TrainSettings`) does so."""
-    return EACH_CLASS.items() <= vars(settings).items()
-
-
 def value_axes(config: Any, own: str | None = None) -> OneAxis:
     """The part for the classes of numbers: one axis for all, or one for each. own: the class of those that name none."""
     return ClassAxes(config, own) if config.class_values else OneAxis(config, own)
-
-
-def keep_axes(config: Any, axes: dict[str, dict[str, Any]]) -> None:
-    """Write the axes of classes, as `OneAxis.axis` tells each, into a configuration; none for one axis."""
-    config.class_values = axes
 
 
 def check_named(names: Sequence[str | None], known: Sequence[str] | None, individuals: bool) -> None:

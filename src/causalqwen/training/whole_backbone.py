@@ -17,7 +17,6 @@ from causalqwen.modeling.reader import NUMBERS, read_backbone
 from causalqwen.numbers import ValueTransform
 from causalqwen.numbers.law import rows_of_classes
 from causalqwen.parts.copying import Candidates
-from causalqwen.parts.value_axes import fits_each_class
 from causalqwen.training import ranks
 from causalqwen.training.axes import LearnedNumbers, fit_axes, fit_levels, set_levels
 from causalqwen.training.candidates import KeptNumbers
@@ -98,7 +97,7 @@ class WholeBackbone:
         lengths = np.concatenate([np.diff(store.offsets) for _, store in known])
         groups = np.repeat(whose, lengths)[np.concatenate(at)]
         values, blocks = self.numbers.values.numpy(), known[0][1].facts.reads.blocks
-        self.classes = rows_of_classes(self.numbers.classes if fits_each_class(settings) else [""] * len(values))
+        self.classes = rows_of_classes(self.numbers.classes if settings.class_transforms else [""] * len(values))
         units = np.ones(len(values))
         for of in self.classes.values():
             units[of] = np.median(np.abs(values[of])) or 1.0

@@ -1,13 +1,115 @@
-"""The training loss: classification on every token, the value's likelihood on every number (theory 2.5, 3.7); scores of a
-predicted value."""
+"""The training loss: one-vs-rest on every token, the value's likelihood on every number; scores of a predicted value.
+
+Every token decides for itself whether its score passes its threshold:
+
+    P_k = P(S_k > C_k),   S_k ~ S(loc_k, scale_k)                              (theory 2.5, 3.6)
+    L_cls = -log P_y - sum_{k != y} log(1 - P_k)
+
+There is no normaliser: the P_k need not sum to one, and a row of the vocabulary matrix that no token uses can simply be
+left out.
+"""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from causalqwen.distributions import get_family
-from causalqwen.losses.ovr import IGNORE_INDEX
+from causalqwen.distributions import FAR, StableFamily, get_family, upcast, widen
+
+IGNORE_INDEX = -100
+"""Label of a position that has no loss."""
+
+NO_TARGET = -1
+"""Target of a position where none of the tokens is right: OvR then has negatives only."""
+
+
+def graded_scale(loc: Tensor, scale: Tensor, thresholds: Tensor, slope: Tensor | float, law: StableFamily) -> Tensor:
+    """(scale^a + slope max(C - loc, 0))^(1/a), shapes broadcast: a token's own noise grows as it falls short (theory 3.5).
+
+    No order changes, and the tail of a Gaussian link becomes that of a softmax: log P_k ~ -(C_k - loc_k)/(2 slope). Finite
+    where loc is -inf: such a token never decides.
+    """
+    if slope == 0.0:
+        return scale
+    loc, scale, thresholds = widen(loc, scale, thresholds)
+    return law.root(scale**law.alpha + slope * (thresholds - loc).clamp(0, FAR))
+
+
+def ovr_log_probs(
+    loc: Tensor, scale: Tensor, thresholds: Tensor | float = 0.0, *, family: str = "cauchy", slope: Tensor | float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """log P_k and log(1 - P_k), both exact in their tails (theory 3.6): [..., V], float32 (float64 where an argument is).
+
+    Args:
+        loc, scale: [..., V] (scale may be [..., 1]: one scale per position); scale > 0.
+        thresholds: C_k, broadcast against loc. slope: see `graded_scale`.
+    """
+    law = get_family(family)
+    loc = upcast(loc)
+    thresholds = torch.as_tensor(thresholds, dtype=loc.dtype, device=loc.device)
+    scale = graded_scale(loc, scale, thresholds, slope, law)
+    return law.log_sf(thresholds, loc, scale), law.log_cdf(thresholds, loc, scale)
+
+
+def ovr_loss(
+    loc: Tensor,
+    scale: Tensor,
+    targets: Tensor,
+    thresholds: Tensor | float = 0.0,
+    *,
+    family: str = "cauchy",
+    slope: float = 0.0,
+    also_right: Tensor | None = None,
+    vocabulary_mask: Tensor | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """L_cls of each position from the laws of all scores (theory 2.5). The slow obvious form; see `linear_ovr_loss`.
+
+    Args:
+        loc, scale, thresholds, slope: see `ovr_log_probs`.
+        targets: int64 [...]; `IGNORE_INDEX` marks positions without a loss, `NO_TARGET` ones where no token is right.
+        also_right: int64 [..., R], further right tokens, none named twice, `NO_TARGET` where there are fewer: with several
+            right ones, L_cls = -sum_right log P_k - sum_wrong log(1 - P_k) (architecture 5.1).
+        vocabulary_mask: bool [V]; False rows take no part (rows that no token uses).
+        reduction: "none" [...], "sum", or "mean" over the positions that have a loss (0 where none has).
+
+    Raises:
+        ValueError: a target that is outside the vocabulary or masked out of it; an unknown family or reduction.
+    """
+    check_reduction(reduction)
+    log_p, log_not_p = ovr_log_probs(loc, scale, thresholds, family=family, slope=slope)
+    valid = targets != IGNORE_INDEX
+    right = targets.unsqueeze(-1)
+    if also_right is not None:
+        right = torch.cat([right, also_right], dim=-1)
+    check_targets(right[valid], loc.shape[-1], vocabulary_mask)
+    if vocabulary_mask is not None:
+        log_not_p = log_not_p.masked_fill(~vocabulary_mask, 0.0)
+    index = right.clamp(min=0)
+    of_right = (log_p.gather(-1, index) - log_not_p.gather(-1, index)).masked_fill(right == NO_TARGET, 0.0)
+    losses = (-log_not_p.sum(-1) - of_right.sum(-1)).masked_fill(~valid, 0.0)
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else losses.sum() / valid.sum().clamp(min=1)
+
+
+def check_targets(targets: Tensor, vocabulary_size: int, vocabulary_mask: Tensor | None) -> None:
+    """Raise ValueError for a target that is neither `NO_TARGET` nor a row of the vocabulary that counts."""
+    targets = targets[targets != NO_TARGET]
+    if targets.numel() == 0:
+        return
+    low, high = targets.aminmax()
+    if low < 0 or high >= vocabulary_size:
+        raise ValueError(f"targets lie in [{low}, {high}], outside the vocabulary of {vocabulary_size} rows")
+    if vocabulary_mask is not None and not bool(vocabulary_mask[targets].all()):
+        bad = targets[~vocabulary_mask[targets]][0].item()
+        raise ValueError(f"target {bad} is a row of the vocabulary matrix that no token uses")
+
+
+def check_reduction(reduction: str) -> None:
+    """Raise ValueError for an unknown one."""
+    if reduction not in ("none", "sum", "mean"):
+        raise ValueError(f"unknown reduction {reduction!r}; use 'none', 'sum' or 'mean'")
 
 
 @dataclass
@@ -56,7 +158,7 @@ def shift_targets(
 
 
 def gate(num_prob: Tensor, alpha: float, *, detach: bool = True) -> Tensor:
-    """alpha + (1 - alpha) P_NUM, the weight of a number's likelihood (theory 3.7).
+    """alpha + (1 - alpha) P_NUM, the weight of a number's likelihood (theory 3.7); ValueError for an alpha outside [0, 1].
 
     Detached by default: a gradient through the gate lowers P_NUM wherever the likelihood term is positive, that is, it
     teaches the model not to announce the numbers that it predicts badly. `detach=False` is the documents' formula.
@@ -66,7 +168,7 @@ def gate(num_prob: Tensor, alpha: float, *, detach: bool = True) -> Tensor:
     return alpha + (1 - alpha) * (num_prob.detach() if detach else num_prob)
 
 
-def mean_over_batch(total: Tensor, count: Tensor | int | None, local: Tensor) -> Tensor:
+def _mean_over_batch(total: Tensor, count: Tensor | int | None, local: Tensor) -> Tensor:
     """total / count, 0 where there is nothing to count; `count` spans the whole accumulated batch, `local` this part."""
     count = local if count is None else torch.as_tensor(count, device=total.device)
     return total / count.clamp(min=1)
@@ -103,21 +205,16 @@ def total_loss(
     """
     log_num, log_not_num = log_p_num
     cls = (rest_loss - torch.where(masks.is_number, log_num, log_not_num)).masked_fill(~masks.cls_mask, 0.0).sum()
-    cls = mean_over_batch(cls, masks.num_items, masks.cls_mask.sum())
+    cls = _mean_over_batch(cls, masks.num_items, masks.cls_mask.sum())
     weights = gate(log_num[masks.num_mask].exp(), alpha, detach=detach_gate)
     count = masks.num_items if masks.num_numbers is None else masks.num_numbers
-    reg = mean_over_batch((weights * nll).sum(), count, masks.num_mask.sum()).to(cls.dtype)
+    reg = _mean_over_batch((weights * nll).sum(), count, masks.num_mask.sum()).to(cls.dtype)
     return LossParts(cls + value_weight * reg, cls, reg)
-
-
-def value_nll(value: Tensor, loc: Tensor, scale: Tensor, *, family: str = "cauchy") -> Tensor:
-    """-log density of `value` under S(loc, scale), elementwise; scale > 0. float64 where an argument is float64."""
-    return -get_family(family).log_prob(value, loc, scale)
 
 
 def cauchy_nll(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
     """log(pi scale) + log(1 + ((value - loc)/scale)^2), elementwise (theory 2.5). It is negative for small scales."""
-    return value_nll(value, loc, scale, family="cauchy")
+    return -get_family("cauchy").log_prob(value, loc, scale)
 
 
 def cauchy_crps(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
