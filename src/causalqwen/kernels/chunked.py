@@ -141,11 +141,8 @@ def _column_weights(task: OvrTask, part: slice, wide: torch.dtype) -> Tensor | N
 
 
 def tiled_stage(block: Block, task: OvrTask, losses: Tensor) -> Tensor | None:
-    """Add the block's part of every loss to `losses` [N]; gradients take the place of the scores and of their powers.
-
-    Returns:
-        the gradient of the positions' scale [N], where they have one each and it is wanted.
-    """
+    """Add the block's part of every loss to `losses` [N]; gradients take the place of the scores and of their powers. That of
+    the positions' scale [N] is returned, where they have one each and it is wanted."""
     law, slope, wide = task.law, task.slope, losses.dtype
     own = block.scale.dim() == 2
     of_scale = torch.zeros_like(losses) if block.of_scale and not own else None

@@ -106,11 +106,7 @@ def _fused() -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def compiled_stage(block: Block, task: OvrTask, losses: Tensor) -> Tensor | None:
-    """`chunked.tiled_stage` as one compiled loop; the same contract.
-
-    Raises:
-        TypeError: float64, which only "chunked" and "reference" have.
-    """
+    """`chunked.tiled_stage` as one compiled loop; the same contract. TypeError for float64."""
     if losses.dtype != torch.float32:
         raise TypeError("impl='compiled' computes in float32: use 'chunked' or 'reference' for float64")
     # Ones where there are no weights: fewer variants to compile, and no slower.

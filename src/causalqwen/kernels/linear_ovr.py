@@ -2,9 +2,8 @@
 
     loc_S = loc W^T + b,   scale_S = scale (one per position) or |W| scale,   L = -log P_y - sum_{k != y} log(1 - P_k)
 
-Given its thresholds OvR has no normaliser, so a block of the vocabulary gives its part of the loss and of every gradient on
-its own: one pass over blocks computes both, its derivatives written out. `impl="reference"` is the slow obvious form that the
-others are tested against.
+OvR has no normaliser, so a block of the vocabulary gives its part of the loss and of every gradient on its own: one pass over
+blocks computes both, its derivatives written out. `impl="reference"` is the slow form that the others are tested against.
 """
 
 import importlib.util
@@ -36,13 +35,10 @@ class Negatives:
 
 
 def inclusion_probabilities(importance: Tensor, size: int) -> Tensor:
-    """pi [V] = min(1, c q), c such that they sum to `size`; float64.
+    """pi [V] = min(1, c q), c such that they sum to `size`; float64. ValueError for a size that tokens of q > 0 cannot give.
 
     importance q: [V], the order of magnitude of what each token adds to the gradient, such as the root mean square of its
     probability plus a floor; tokens of importance 0 are never taken and never count.
-
-    Raises:
-        ValueError: a size that is not within 1 to the number of tokens of positive importance.
     """
     q = importance.double()
     possible = int((q > 0).sum())

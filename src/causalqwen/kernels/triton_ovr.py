@@ -127,11 +127,7 @@ def _stage(
 
 
 def triton_stage(block: Block, task: OvrTask, losses: Tensor) -> Tensor | None:
-    """`chunked.tiled_stage` as a kernel; the same contract.
-
-    Raises:
-        TypeError: float64, which only the other implementations have.
-    """
+    """`chunked.tiled_stage` as a kernel; the same contract. TypeError for float64."""
     if losses.dtype != torch.float32:
         raise TypeError("impl='triton' computes in float32: use 'chunked' or 'reference' for float64")
     own = block.scale.dim() == 2

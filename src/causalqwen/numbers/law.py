@@ -36,8 +36,7 @@ LEVELS = (0.5, 0.8, 0.9)
 """Central levels at which intervals and their coverage are told."""
 
 FEWEST_OF_CLASS = 99
-"""The fewest values of a class that has levels of its own: the least n whose rank ceil((n + 1) 0.99) is at most n, so that the
-outermost level below 100% is one that was observed. (No n supports 100% itself.)"""
+"""The fewest values of a class that has levels of its own: so many that the outermost below 100%, 0.99, was observed."""
 
 
 def level_of_quantile(p: Tensor | float) -> Tensor:
@@ -90,11 +89,8 @@ class _Calibrated:
     def fit_class_interval_levels(
         self, loc: Tensor, scale: Tensor, values: Tensor, classes: Sequence[str | None]
     ) -> dict[str, list[float] | None]:
-        """`fit_interval_levels` on each class's own validation rows (Mondrian conformal prediction), by name.
-
-        classes: one per row, None for none. A class with fewer than `FEWEST_OF_CLASS` rows gets None: it takes the levels of
-        all rows.
-        """
+        """`fit_interval_levels` on each class's own validation rows (Mondrian conformal prediction), by name; None for a class
+        with fewer than `FEWEST_OF_CLASS` rows. classes: one per row, None for none."""
         central = self.spread_levels(loc, scale, values)
         return {
             name: list(_levels_that_cover(central[rows])) if len(rows) >= FEWEST_OF_CLASS else None
@@ -106,10 +102,8 @@ def _limit_between_kinds(central: Tensor, scale: Tensor) -> tuple[int, float] | 
     """A limit between central levels [n] in the order of their scales [n], where they are of two kinds: how many belong to the
     first, and the scale between both.
 
-    Limits are tried where the scales leave a wide gap, in its geometric middle, and not within a lump of rows that have one
-    scale but for rounding, which would decide on which side they lie. Taken is the one on whose sides the levels differ most
-    (Kolmogorov and Smirnov), if a difference like it has a probability below `_ALIKE` where there is none, for all that are
-    tried.
+    Limits are tried in the geometric middle of wide gaps between scales. Taken is the one on whose sides the levels differ most
+    (Kolmogorov and Smirnov), if a difference like it has a probability below `_ALIKE` where there is none, for all tried.
     """
     n, least, best = len(central), _FEWEST_OF_KIND, (0.0, 0, 0.0)
     reach = 1 + (n - 2 * least) // (_SPLITS - 1)
@@ -129,8 +123,8 @@ def _limit_between_kinds(central: Tensor, scale: Tensor) -> tuple[int, float] | 
 
 
 def _in_lump(limit: float, scale: Tensor) -> bool:
-    """Whether a limit lies among rows that have one scale but for rounding: `_FEWEST_OF_KIND` or more are within `_ROUNDED` of
-    it, and more than 0.4 of those within four times that. Of scales without a lump a quarter are, or a third at their peak."""
+    """Whether a limit lies among rows that have one scale but for rounding, which would decide their side: within `_ROUNDED` of
+    it are more than 0.4 of those within four times that. Of scales without a lump a quarter are, or a third at their peak."""
     away = (scale / limit).log().abs()
     nearest, near = int((away < _ROUNDED).sum()), int((away < 4 * _ROUNDED).sum())
     return nearest >= _FEWEST_OF_KIND and nearest > 0.4 * near
@@ -181,10 +175,8 @@ class ValueLaw(_Calibrated):
         return self.transform.inverse(loc.double() + scale.double() * self.stable.quantile(p.double()))
 
     def quantile(self, loc: Tensor, scale: Tensor, p: Tensor | float, *, raw: bool = False) -> Tensor:
-        """Quantile at p in (0, 1), in the data's units; recalibrated where levels were fitted, unless `raw`.
-
-        Quantiles go through t exactly. The median is never moved: it is t^-1(loc). ValueError for p outside (0, 1).
-        """
+        """Quantile at p in (0, 1), in the data's units; recalibrated where levels were fitted, unless `raw`. The median is
+        never moved: it is t^-1(loc). ValueError for p outside (0, 1)."""
         p = level_of_quantile(p)
         if not raw and self.interval_levels is not None:
             central = 2 * p - 1
@@ -212,8 +204,7 @@ class ValueLaw(_Calibrated):
         return torch.where(now > was, wide * most[was].to(wide), wide)
 
     def levels_at(self, scale: Tensor) -> Tensor:
-        """The raw central levels that are used for `WANTED_LEVELS` at each scale [n], float64 [n, 101]; these themselves where
-        none were fitted."""
+        """The raw central levels that are used for `WANTED_LEVELS` at each scale [n], float64 [n, 101]."""
         if self.interval_levels is None:
             return WANTED_LEVELS.expand(len(scale), -1)
         return self._raw_level(WANTED_LEVELS, scale.unsqueeze(-1)).expand(len(scale), -1)
@@ -223,9 +214,8 @@ class ValueLaw(_Calibrated):
         least scale is 0.
 
         Numbers of one template may be of two kinds: one that is certain from the words before it, and one that is not. Levels
-        that are fitted to both cover neither. The rows are parted where the central levels (`central_level`, which is 0 for an
-        atom that is expected) of those with a smaller scale and of those with a larger one differ (`_limit_between_kinds`), and
-        each part again; each kind has the levels that cover its own rows (Mondrian conformal prediction).
+        that are fitted to both cover neither. The rows are parted where the central levels (`central_level`) of those with a
+        smaller scale and of those with a larger one differ, and each part again; each kind has the levels that cover its rows.
         """
         order = scale.argsort()
         ascending, least = scale[order], self.central_level(loc, scale, values)[order]
@@ -261,8 +251,7 @@ class ValueLaw(_Calibrated):
 
     def spread_levels(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """Central levels |2 u - 1| [n, PARTS] of values [n] under the raw law, u at the middles of equal parts of
-        [P(Y < value), P(Y <= value)]. An atom stands at each of them alike (Czado, Gneiting and Held 2009). The levels of a
-        value that is no atom are equal. Under a law that is right they are uniform, whatever its atoms."""
+        [P(Y < value), P(Y <= value)] (Czado, Gneiting and Held 2009): under a law that is right uniform, whatever its atoms."""
         low, high = (self.stable.cdf(end, loc.double(), scale.double()) for end in self.transform.cell(value))
         middles = (torch.arange(PARTS, dtype=torch.float64, device=low.device) + 0.5) / PARTS
         return (2 * (low.unsqueeze(-1) + (high - low).unsqueeze(-1) * middles) - 1).abs()
@@ -285,8 +274,7 @@ class ValueLaw(_Calibrated):
         return torch.where(atom, self.stable.log_interval(low, high, loc, scale), density)
 
     def axis_crps(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
-        """CRPS of the raw law at t(value) from 39 quantiles on the axis, where an atom is one point (theory 3.11); its dtype is
-        that of loc and scale."""
+        """CRPS of the raw law at t(value) from 39 quantiles on the axis, where an atom is one point, in the dtype of loc."""
         quantiles = loc.unsqueeze(-1) + scale.unsqueeze(-1) * self.stable.quantile(LOSS_LEVELS).to(loc)
         target = self.transform.collapse(self.transform.forward(value))
         return quantile_crps(target.to(loc), self.transform.collapse(quantiles), LOSS_LEVELS.to(loc))
@@ -303,8 +291,8 @@ class ValueLaw(_Calibrated):
         """The likeliest of the 199 quantiles [n, 1] that lie in the shortest interval from one of them to the fifteenth
         beyond it, or in one of those that are equally short (Venter 1967); loc and scale [n, 1].
 
-        An atom's probability and a density, which is per unit, cannot be compared: an end of the support, where all beyond it
-        lies, would be the mode of most laws. An end that no training value reached counts only where nothing else is left.
+        An end of the support that no training value reached counts only where nothing else is left: all beyond it lies there,
+        and its probability cannot be compared with a density.
         """
         quantiles = self.quantile(loc, scale, CRPS_LEVELS)
         support, (least, greatest) = self.transform.support, self.value_range or (-math.inf, math.inf)
@@ -330,28 +318,18 @@ class ValueLaw(_Calibrated):
         quantiles = self._raw_quantile(loc.unsqueeze(-1), scale.unsqueeze(-1), CRPS_LEVELS)
         return quantile_crps(value.double(), self.clip(quantiles), CRPS_LEVELS)
 
-    def stands(self, value: Tensor) -> Tensor:
-        """Whether each value [...] is one that the context holds: none, under a law that does not look at it."""
-        return torch.zeros_like(value, dtype=torch.bool)
+    # What `CopyLaw` says of the numbers in the context, of a law that does not look at them.
 
     def mean_beside(self, of_new: Tensor) -> Tensor:
-        """The mean of a value where that of one that the context does not hold is `of_new`: that."""
         return of_new
 
     def or_said(self, of_new: Tensor) -> Tensor:
-        """The number of the context that a value most likely is, or else `of_new`: that."""
         return of_new
 
     def of_row(self, row: int, of_new: "ValueLaw") -> "ValueLaw":
-        """The law of one row, whose new number has another law: that one."""
         return of_new
 
-    def to(self, device: torch.device | str) -> "ValueLaw":
-        """The same there: it holds no tensors."""
-        return self
-
     def beside_levels(self) -> "ValueLaw":
-        """The same law, beside which many levels may stand."""
         return self
 
     def clip(self, quantiles: Tensor) -> Tensor:

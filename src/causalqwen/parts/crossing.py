@@ -59,8 +59,8 @@ class Crossing(nn.Module):
 
     @torch.no_grad()
     def lean(self, standardized: Tensor, residuals: Tensor, people: Tensor) -> tuple[Tensor, float]:
-        """Start at the directions in which values of one person go together: from r = 1 for all, where two contexts say the
-        opposite, gradients lead to r = 0 and stay there.
+        """Start at the directions in which values of one person go together: from r = 1 for all, gradients may lead to r = 0
+        and stay there.
 
         The products of two residuals of one person are phi(x_i)' B phi(x_j) on average, phi the leading components of x and
         a constant, fewer where people held out are told more by fewer; the positive eigenvalues of B share the K directions
