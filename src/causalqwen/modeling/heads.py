@@ -23,7 +23,7 @@ from causalqwen.parts.copying import Candidates, CopyHead
 from causalqwen.parts.crossing import Crossing
 from causalqwen.parts.kernel_reader import KernelReader
 from causalqwen.parts.perceptron import ResidualPerceptron
-from causalqwen.parts.value_axes import OneAxis, value_axes
+from causalqwen.parts.value_axes import ValueAxes
 
 _FROZEN: ContextVar[tuple[list[Vocabulary], ...]] = ContextVar("frozen", default=())
 """Vocabularies of the models whose weights stand still here, one each; empty where they do no more: of a thread, and of
@@ -103,9 +103,9 @@ class GraftModules:
         return self.value_kernel or self.value_branch or PlainReader()
 
     @property
-    def value_axes(self) -> OneAxis:
+    def value_axes(self) -> ValueAxes:
         """The laws of values, by the class of a number; `number_class` is that of numbers which name none."""
-        return value_axes(self.config, self.number_class)
+        return ValueAxes(self.config, self.number_class)
 
     @property
     def value_law(self) -> ValueLaw:
