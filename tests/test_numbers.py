@@ -316,11 +316,6 @@ def test_kinds_and_units_are_told(text, rules, told):
     assert [(span.value, span.kind, span.unit) for span in find_numbers(text, rules)] == told
 
 
-@pytest.mark.parametrize(("text", "rules"), WORDS)
-def test_words_stay_words(text, rules):
-    assert find_numbers(text, rules) == []
-
-
 def test_rules_are_plain_data_and_refuse_what_they_do_not_know():
     assert NumberRules.of(json.loads(json.dumps(COMMA.to_dict()))) == COMMA
     assert NumberRules.of(None) == NumberRules() and NumberRules.of(ALL) is ALL
@@ -341,9 +336,9 @@ def test_numbers_are_read_by_their_rules(text, rules, values):
     assert [span.value for span in find_numbers(text, rules)] == pytest.approx(values)
 
 
-@pytest.mark.parametrize("text", KEPT_AS_TEXT)
-def test_what_only_looks_like_a_number_stays_text(text):
-    assert find_numbers(text) == []
+@pytest.mark.parametrize(("text", "rules"), [*((text, None) for text in KEPT_AS_TEXT), *WORDS])
+def test_what_only_looks_like_a_number_stays_text(text, rules):
+    assert find_numbers(text, rules) == []
 
 
 @pytest.mark.parametrize("rules", RULES)
