@@ -66,12 +66,10 @@ class ValueTransform:
 
     @classmethod
     def fit(cls, kind: str, values: Tensor, support: Support | None = None) -> "ValueTransform":
-        """Robust fit: center = median of s(v), width = half the interquartile range (a Cauchy's scale); of "quantile", the
-        knots, in the same units of the axis.
+        """Robust fit: center = median of s(v), width = half the interquartile range (a Cauchy's scale), of values that hardly
+        vary their largest deviation, or 1; of "quantile", the knots, or "affine" where all values are equal.
 
-        Values that hardly vary fall back to their largest deviation, then to width 1; "quantile" falls back to "affine" where
-        there are fewer than two distinct values. ValueError on an empty tensor, one that holds NaN or infinities, or, of "log",
-        a support that does not lie above 0.
+        ValueError on an empty tensor, one that holds NaN or infinities, or, of "log", a support that does not lie above 0.
         """
         if kind == "identity":
             return cls()
@@ -100,9 +98,9 @@ class ValueTransform:
         """Whether some values have a probability of their own."""
         return self.kind == "quantile" or self.support != Support()
 
-    def _columns(self) -> tuple[Tensor, Tensor]:
-        """Axis and values of the knots, float64 [k]."""
-        axis, value = torch.tensor(self.knots, dtype=torch.float64).T.contiguous()
+    def _columns(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Axis and values of the knots, float64 [k], where another tensor is."""
+        axis, value = torch.tensor(self.knots, dtype=torch.float64).T.contiguous().to(like.device)
         return axis, value
 
     def _shape(self, values: Tensor) -> Tensor:
@@ -122,7 +120,7 @@ class ValueTransform:
         if self.kind != "quantile":
             axis = (self._shape(values) - self.center) / self.width
             return axis, axis
-        axis, at = (t.to(values.device) for t in self._columns())
+        axis, at = self._columns(values)
         values = torch.where((at[0] == at[1]) & (values < at[0]), at[0], values)
         values = torch.where((at[-1] == at[-2]) & (values > at[-1]), at[-1], values)
         low = _on_line(values, at, axis, right=False)
@@ -163,7 +161,7 @@ class ValueTransform:
             axis = axis.clamp(max=self._end(self.support.high)[1])
         if self.kind != "quantile":
             return axis
-        at, values = self._columns()
+        at, values = self._columns(axis)
         shrunk = axis
         for piece in (values[1:] == values[:-1]).nonzero().flatten().tolist():
             low = at[piece].item() if piece else -torch.inf
@@ -179,7 +177,7 @@ class ValueTransform:
 
     def _inverse(self, axis: Tensor) -> Tensor:
         if self.kind == "quantile":
-            at, values = (t.to(axis.device) for t in self._columns())
+            at, values = self._columns(axis)
             return _on_line(axis.clamp(-1e150, 1e150), at, values, right=True)
         axis = axis * self.width + self.center
         if self.kind == "log":
@@ -197,12 +195,12 @@ class ValueTransform:
     def log_slope(self, values: Tensor) -> Tensor:
         """log t'(v), float64, whether or not v is an atom."""
         if self.kind == "quantile":
-            axis, at = (t.to(values.device) for t in self._columns())
+            axis, at = self._columns(values)
             piece = _piece(values, at, right=True)
             return ((axis[piece + 1] - axis[piece]) / (at[piece + 1] - at[piece])).log()
         slope = -torch.log1p(values.abs()) if self.kind == "symlog" else torch.zeros_like(values)
         if self.kind == "log":
-            slope = -values.clamp(min=torch.finfo(torch.float64).tiny).log()
+            slope = -self._shape(values)
         return slope - torch.log(torch.tensor(self.width, dtype=torch.float64))
 
     def to_dict(self) -> dict:
