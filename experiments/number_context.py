@@ -4,7 +4,7 @@ Reading: mean nats of the backbone's softmax on the token right after a number a
 speech of 2012 and in boiling-point sentences. No training. Copying: questions whose context holds the answer, 400 to learn
 from and 100 held out, stage 1 alone; beside it the lowest CRPS of a forecast that does not read the context. With `--choose`
 the context holds two or three numbers; with `--copy` a number may be one of them (`copy_numbers`). "exact" is the share of
-held-out answers with a relative error below 1e-4. "fourier" is "value" with `number_encoding="fourier"`.
+held-out answers with a relative error below 1e-4.
 
 Learning: two tasks in which numbers of the prompt tell the answer, 300 rows to learn from and 150 held out: twice a number,
 and the votes for a film (their decimal logarithm) from its year, minutes, rating and budget. Stage 1 alone; from there LoRA
@@ -37,15 +37,13 @@ from causalqwen.data.texts import speech_paragraphs
 from causalqwen.numbers import find_numbers
 from causalqwen.training import LoraStage, TrainSettings, ValueStage, train
 
-CONTEXTS = ("value", "digits", "both", "fourier")
+CONTEXTS = ("value", "digits", "both")
 
 
 def grafted(context: str, copy: bool = False, seed: int = 0) -> CausalQwenForCausalLM:
     """The default backbone; w is drawn from the same seed for all."""
     torch.manual_seed(seed)
     settings = {"number_context": context, "copy_numbers": copy}
-    if context == "fourier":
-        settings |= {"number_context": "value", "number_encoding": "fourier"}
     return CausalQwenForCausalLM.from_backbone("smollm2-135m", dtype=torch.float32, **settings)
 
 

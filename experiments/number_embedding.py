@@ -1,4 +1,4 @@
-"""Numbers added to or multiplied into the embedding, or into the features behind the backbone: which can be read? (30 minutes)
+"""Numbers added to the embedding, or multiplied into the features behind the backbone: which can be read? (20 minutes)
 
 The molar mass stands in the prompt, the boiling point is asked: "Molar mass 92.14, boiling point", or, where the number comes
 last, "Boiling point behind the molar mass: 92.14". Stage 1 alone, so that the frozen backbone reads `<NUM>` as it starts; 320
@@ -41,7 +41,7 @@ def main() -> None:
     constant = (kelvins["test"] - kelvins["train"].median()).abs().median().item()
     print(f"the median of all: median error {constant:.1f} K", flush=True)
     print(f"{'form, number':20}   median error, K (seeds)        CRPS, K (seeds)")
-    for form, place in itertools.product(("added", "multiplied", "features"), PROMPTS):
+    for form, place in itertools.product(("added", "features"), PROMPTS):
         errors, scores = [], []
         for seed in SEEDS:
             torch.manual_seed(seed)

@@ -20,16 +20,16 @@ from causalqwen import (
 from causalqwen.data import Row, encode_rows
 from causalqwen.decoding import BoundDecoding, draws
 from causalqwen.distributions import (
+    FAMILIES,
     INDIVIDUAL_STREAM,
     NOISE_STREAM,
     SCALE_FLOOR,
-    VALUE_FAMILIES,
     get_family,
-    get_value_family,
 )
 from causalqwen.losses import ovr_log_probs, shift_targets, total_loss
-from causalqwen.modeling import NumericEmbedding, ValueBranch
+from causalqwen.modeling import ValueBranch
 from causalqwen.modeling.chain import Chain, Scores
+from causalqwen.modeling.embedding import GatedFeatures, NumericEmbedding
 from causalqwen.numbers import find_numbers, symlog
 from causalqwen.training import score_tokens
 from causalqwen.training.features import stream_facts
@@ -120,10 +120,9 @@ def test_phi_compresses_and_keeps_the_ratios_of_large_numbers():
 
 def test_multiplied_features_saturate_where_added_ones_do_not():
     """Architecture 2.2.4 multiplies features by sigmoid(a v + b) to tell values of `<NUM>` apart."""
-    gate = NumericEmbedding(1, 0, appended=True, multiplied=True)
+    gate = GatedFeatures(1, 0, appended=True)
     torch.nn.init.constant_(gate.direction, 0.1)
-    torch.nn.init.ones_(gate.row)
-    gated = gate(torch.zeros(1, 2, dtype=torch.long), number(1e3, 1e6).view(1, 2), torch.nn.Embedding(1, 1))
+    gated = gate.gate(torch.ones(1, 2, 1), torch.zeros(1, 2, dtype=torch.long), number(1e3, 1e6).view(1, 2))
     assert gated[0, 0, 0] == gated[0, 1, 0] != 0
     phi = NumericEmbedding(1, 0, appended=True)
     torch.nn.init.ones_(phi.direction)
@@ -702,8 +701,8 @@ def width_of_a_sum(log_density, quantile) -> float:
 def test_sums_of_students_are_no_students_and_stay_in_the_families_here(tiny_tokenizer):
     """Architecture 5.4.3: |W| scale is the scale of W U for stable laws alone; a Student-t is none, and none is built."""
     zero, one = number(0.0), number(1.0)
-    for name in VALUE_FAMILIES:
-        law = get_value_family(name)
+    for name in FAMILIES:
+        law = get_family(name)
         ratio = width_of_a_sum(
             lambda x, law=law: law.log_prob(x, zero, one), lambda p, law=law: law.quantile(number(p)).item()
         )

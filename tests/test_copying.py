@@ -23,7 +23,6 @@ from causalqwen.parts.copying import CopyLaw
 from causalqwen.training import FactStore, TrainSettings, ValueStage, score_tokens, train
 from causalqwen.training.batches import FactRows, collate_tokens
 from causalqwen.training.features import COLUMNS, facts_key, stream_facts
-from causalqwen.training.settings import LoraStage
 from causalqwen.training.trainer import TrainedForCausalLM
 from conftest import graft_tiny
 from test_generation import PROMPTS, eager, encode
@@ -109,13 +108,8 @@ def test_without_weight_on_a_number_the_law_is_that_of_a_new_one(law):
     nobody = dataclasses.replace(found, log_weights=torch.full_like(found.log_weights, -torch.inf))
     nobody.log_weights[0] = 0.0
     value = torch.tensor(0.7, dtype=torch.float64)
-    for name, arguments in (
-        ("quantile", (0.3,)),
-        ("cdf", (value,)),
-        ("log_prob", (value,)),
-        ("quantile_crps", (value,)),
-    ):
-        ours, theirs = (getattr(one, name)(loc, scale, *arguments) for one in (nobody, found.of_new))
+    for name, argument in {"quantile": 0.3, "cdf": value, "log_prob": value, "quantile_crps": value}.items():
+        ours, theirs = (getattr(one, name)(loc, scale, argument) for one in (nobody, found.of_new))
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
@@ -199,23 +193,13 @@ def test_what_is_copied_gives_the_value_head_no_gradient(copier):
 @pytest.mark.parametrize(("family", "context"), [("llama", "value"), ("qwen2", "digits")])
 def test_kept_features_give_the_loss_of_tokens(family, context, tiny_tokenizer, tmp_path):
     model = random_head(graft_tiny(family, tiny_tokenizer, copy_numbers=True, number_context=context))
-    rows = [
-        *examples_of(model),
-        *encode_rows(
-            [
-                Row(
-                    "question",
-                    "q",
-                    {"context": "It costs 3 or 4.5.", "question": "How much?", "answer": "some 4.5"},
-                )
-            ],
-            model.processor,
-        ),
-    ]
+    question = {"context": "It costs 3 or 4.5.", "question": "How much?", "answer": "some 4.5"}
+    alike = ["a is 5. b is 6", "a is 5. b is 5", "a is 7. b is 5"]  # which share what stands before
+    rows = examples_of(model, [*TEXTS, *alike]) + encode_rows([Row("question", "q", question)], model.processor)
     store = FactStore.build(model, rows, tmp_path)
     assert FactStore.build(model, rows, tmp_path).folder == store.folder
     trained, facts = TrainedForCausalLM(model), FactRows(store)
-    for chosen in ([0, 2, 5], [1, 3], [4, 0, 1]):
+    for chosen in ([0, 2, 8], [1, 3], [4, 0, 1], [5], [6], [7]):
         of_facts = trained(**facts.collate(chosen))
         of_tokens = trained(**collate_tokens([rows[i] for i in chosen], 2))
         torch.testing.assert_close(of_facts["loss_reg"], of_tokens["loss_reg"], rtol=1e-4, atol=1e-5)
@@ -225,17 +209,6 @@ def test_kept_features_give_the_loss_of_tokens(family, context, tiny_tokenizer, 
         assert kept["reg_loss"] == pytest.approx(streamed["reg_loss"], abs=1e-4)
         assert kept["copied"] == streamed["copied"] and kept["quantile_crps"] == pytest.approx(
             streamed["quantile_crps"], rel=1e-3
-        )
-
-
-def test_rows_that_differ_in_their_last_value_share_the_rest(tiny_tokenizer, tmp_path):
-    model = random_head(graft_tiny("llama", tiny_tokenizer, copy_numbers=True))
-    rows = examples_of(model, ["a is 5. b is 6", "a is 5. b is 5", "a is 7. b is 5"])
-    store, trained = FactStore.build(model, rows, tmp_path), TrainedForCausalLM(model)
-    for i in range(3):
-        of_facts, of_tokens = FactRows(store).collate([i]), collate_tokens([rows[i]], 2)
-        torch.testing.assert_close(
-            trained(**of_facts)["loss_reg"], trained(**of_tokens)["loss_reg"], rtol=1e-4, atol=1e-5
         )
 
 
@@ -250,6 +223,7 @@ def test_off_changes_nothing(tiny_tokenizer, tmp_path):
     plain, on = (graft_tiny("llama", tiny_tokenizer, copy_numbers=copy) for copy in (False, True))
     assert not any("copy" in name for name in plain.state_dict())
     assert {name for name in on.state_dict() if "copy" not in name} == set(plain.state_dict())
+    assert all(torch.equal(tensor, on.state_dict()[name]) for name, tensor in plain.state_dict().items())
     rows = examples_of(plain)
     assert facts_key(on, rows) != facts_key(plain, rows)
     store = FactStore.build(plain, rows, tmp_path)
@@ -351,25 +325,10 @@ def test_a_tiny_model_learns_which_number_is_asked_for(tiny_tokenizer, tmp_path)
     assert sum(exact) >= 0.9 * len(exact)
 
 
-def test_the_backbone_is_trained_with_it(tiny_tokenizer, tmp_path):
-    model = graft_tiny("llama", tiny_tokenizer, copy_numbers=True, value_branch_hidden_size=32)
-    examples = encode_rows(asked_rows(24, 0), model.processor)
-    chosen = TrainSettings(
-        values=None, lora=LoraStage(epochs=1, batch_size=8, target_modules=("q_proj",)), evaluations=1
-    )
-    before = model.copy_head.query.weight.clone()
-    metrics = train(model, examples, examples[:8], tmp_path / "run", chosen)
-    assert math.isfinite(metrics["reg_loss"]) and not torch.equal(model.copy_head.query.weight, before)
-
-
 # ---- generation ------------------------------------------------------------------------------------------------------
 
 
-HOW = {
-    "greedy": {},
-    "sample": {"do_sample": True},
-    "plan": {"causal_decoding": "standard"},
-}
+HOW = {"greedy": {}, "sample": {"do_sample": True}, "plan": {"causal_decoding": "standard"}}
 
 
 @pytest.mark.parametrize(
@@ -463,11 +422,8 @@ def test_the_key_of_a_number_that_begins_a_hidden_text_depends_on_nothing(tiny_t
     """The backbone does not see it, and what attention gives there is padding's and the future's mean."""
     model = eager(random_head(graft_tiny("llama", tiny_tokenizer, copy_numbers=True, number_context="digits")))
     keys = []
-    for texts, side in (
-        (["3 and"], "right"),
-        (["3 and it was said by the people"], "right"),
-        (["3 and", TEXTS[0]], "left"),
-    ):
+    of_right = ["3 and"], ["3 and it was said by the people"]
+    for texts, side in (*((texts, "right") for texts in of_right), (["3 and", TEXTS[0]], "left")):
         batch = dict(model.processor(texts, padding=True, padding_side=side, return_tensors="pt"))
         keys.append(model.candidates(model.features(**batch).last_hidden_state, **batch).features[0, 0])
     assert all(torch.equal(key, torch.zeros_like(key)) for key in keys)
@@ -512,12 +468,6 @@ def test_many_numbers_in_a_context_take_a_law_little_longer_than_few():
     found = law.beside_levels().quantile(zero, zero + 1, levels)
     assert calls < 20 and bool((found.diff() >= 0).all())
     assert bool((law.cdf(zero, zero + 1, found) >= levels - 1e-9).all())
-
-
-def test_a_copier_starts_as_a_model_that_does_not_copy(tiny_tokenizer):
-    plain = graft_tiny("llama", tiny_tokenizer).state_dict()
-    copier = graft_tiny("llama", tiny_tokenizer, copy_numbers=True).state_dict()
-    assert all(torch.equal(tensor, copier[name]) for name, tensor in plain.items())
 
 
 def test_pages_show_the_mixture(tiny_tokenizer):

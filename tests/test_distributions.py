@@ -1,6 +1,5 @@
 """The laws against mpmath and scipy in float64, against finite differences, and in both tails."""
 
-import itertools
 import math
 
 import mpmath
@@ -9,9 +8,10 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from scipy import integrate, stats
+from scipy import stats
 
-from causalqwen.distributions import FAMILIES, VALUE_FAMILIES, get_family, get_value_family, philox, uniform_draws
+from causalqwen.distributions import FAMILIES, get_family, uniform_draws
+from causalqwen.distributions.draws import philox
 
 LAWS = {"cauchy": stats.cauchy, "gaussian": stats.norm}
 finite = st.floats(-1e3, 1e3)
@@ -246,95 +246,3 @@ def test_the_curvature_of_a_gaussian_tail_is_right_too(dtype):
     curved = torch.func.grad(lambda v: torch.func.grad(lambda u: log_cdf(u).sum())(v).sum())(x)
     digits = 2e-3 if dtype == torch.float32 else 1e-7
     torch.testing.assert_close(curved, torch.tensor(exact, dtype=dtype), rtol=digits, atol=1e-30)
-
-
-# ---- stable laws between the two -----------------------------------------------------------------------------------------
-
-BETWEEN = sorted(VALUE_FAMILIES.keys() - FAMILIES.keys())
-PLACES = (0.0, 0.02, 0.4, 1.7, 6.0, 21.0, 39.9, 40.1, 90.0)
-
-
-@pytest.mark.parametrize("name", BETWEEN)
-def test_a_law_between_is_scipys(name):
-    """Densities and tails at both sides of where the series takes over, of shifted and scaled ones, in both halves (nearer to 0
-    than 0.005 scipy gives the value at 0)."""
-    law = get_value_family(name)
-    truth = stats.levy_stable(law.alpha, 0)
-    for sign, loc, scale in ((1, 0.0, 1.0), (-1, 3.0, 0.2)):
-        x = tensor(*PLACES) * sign
-        given_law = x * scale + loc, torch.full_like(x, loc), torch.full_like(x, scale)
-        np.testing.assert_allclose(law.log_prob(*given_law).exp() * scale, truth.pdf(x), rtol=1e-8)
-        np.testing.assert_allclose(law.log_sf(*given_law).exp(), truth.sf(x), rtol=1e-8)
-        np.testing.assert_allclose(law.log_cdf(*given_law).exp(), truth.cdf(x), rtol=1e-8)
-    half = [one.to(torch.float32) for one in given_law]
-    assert law.log_prob(*half).dtype == torch.float32
-    torch.testing.assert_close(law.log_prob(*half).double(), law.log_prob(*given_law), rtol=1e-5, atol=1e-4)
-    edge = law.log_prob(tensor(1e200), tensor(0.0), tensor(1.0)) + (law.alpha + 1) * math.log(1e200)
-    constant = math.gamma(law.alpha + 1) * math.sin(math.pi * law.alpha / 2) / math.pi
-    assert edge.exp().item() == pytest.approx(constant, rel=1e-9)
-
-
-@pytest.mark.parametrize("name", BETWEEN)
-def test_the_slopes_of_a_law_between_are_finite_differences(name):
-    law = get_value_family(name)
-    x = tensor(*(sign * place for place in (1e-3, 0.3, 1.2, 5.0, 39.9, 40.5, 300.0) for sign in (1, -1)))
-    loc, scale = torch.full_like(x, 0.1), torch.full_like(x, 1.3)
-    for function in (law.log_prob, law.log_cdf, law.crps):
-        torch.autograd.gradcheck(
-            function, tuple(one.clone().requires_grad_(True) for one in (x, loc, scale)), rtol=1e-4
-        )
-    middle = torch.zeros(1, dtype=torch.float64, requires_grad=True)
-    law.log_cdf(middle, tensor(0.0), tensor(2.0)).backward()
-    assert middle.grad.item() == pytest.approx(2 * law.log_prob(tensor(0.0), tensor(0.0), tensor(2.0)).exp().item())
-    for at in (0.0, 3.0, -50.0):
-        narrow = law.log_interval(tensor(at), tensor(at) + 1e-13 * max(1, abs(at)), tensor(1.0), tensor(2.0))
-        width = (tensor(at) + 1e-13 * max(1, abs(at)) - tensor(at)).item()
-        dense = law.log_prob(tensor(at), tensor(1.0), tensor(2.0)).item()
-        assert narrow.item() == pytest.approx(dense + math.log(width), abs=1e-9)
-    p = tensor(1e-9, 0.02, 0.49, 0.7, 0.999).requires_grad_(True)
-    x = law.quantile(p)
-    zero, one = torch.zeros_like(p), torch.ones_like(p)
-    np.testing.assert_allclose(law.cdf(x, zero, one).detach(), p.detach(), rtol=1e-10)
-    (slope,) = torch.autograd.grad(x.sum(), p)
-    np.testing.assert_allclose(slope * law.log_prob(x.detach(), zero, one).exp(), one.detach(), rtol=1e-9)
-    assert law.quantile(tensor(0.5)) == 0
-
-
-@pytest.mark.parametrize("name", BETWEEN)
-def test_a_law_between_is_closed_under_sums_and_its_scores_are_integrals(name):
-    """P(2 X - 0.7 Y <= 1.5) by the density of X and the distribution of Y, against one law of the scale that theory 1.2 gives;
-    CRPS, an interval, and the information of a location as the integrals that they are."""
-    law = get_value_family(name)
-    zero, one = tensor(0.0), tensor(1.0)
-
-    def f(x):
-        return law.log_prob(tensor(x), zero, one).exp().item()
-
-    def cdf(x):
-        return law.cdf(tensor(x), zero, one).item()
-
-    cuts = [-1e5, -1e3, -50, -5, 0, 5, 50, 1e3, 1e5]
-
-    def integral(function, *more):
-        ends = sorted({*cuts, *more})
-        return sum(integrate.quad(function, a, b, limit=200)[0] for a, b in itertools.pairwise(ends))
-
-    scale = law.linear_scale(tensor(1.0, 1.0), tensor(2.0, -0.7).unsqueeze(0))
-    assert scale.item() == pytest.approx((2**law.alpha + 0.7**law.alpha) ** (1 / law.alpha))
-    wanted = law.cdf(tensor(1.5), zero, scale).item()
-    assert integral(lambda x: f(x) * cdf((1.5 - 2 * x) / 0.7), 0.75) == pytest.approx(wanted, abs=1e-6)
-    step = integral(lambda u: (cdf(u) - (u >= 2.3)) ** 2, 2.3)
-    assert law.crps(tensor(2.3), zero, one).item() == pytest.approx(step, rel=1e-5)
-    between = law.log_interval(tensor(60.0), tensor(70.0), zero, one).exp().item()
-    assert between == pytest.approx(integrate.quad(f, 60, 70)[0], rel=1e-7)
-    slope = integral(lambda x: (f(x + 1e-5) - f(x - 1e-5)) ** 2 / 4e-10 / max(f(x), 1e-300))
-    assert law.information == pytest.approx(slope, rel=1e-3)
-    with pytest.raises(ValueError, match="has no closed form"):
-        law.kl(zero, one, zero, one)
-
-
-def test_laws_between_are_laws_of_values_alone():
-    with pytest.raises(ValueError, match="unknown family 'stable-1.5'; known families: cauchy, gaussian"):
-        get_family("stable-1.5")
-    with pytest.raises(ValueError, match="known families: cauchy, gaussian, stable-1.25, stable-1.5, stable-1.75"):
-        get_value_family("stable-3")

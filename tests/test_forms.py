@@ -1,17 +1,16 @@
-"""Forms that the documents describe beside the default: thresholds per token, a small causal size, multiplied numbers."""
+"""Forms that the documents describe beside the default: thresholds per token, a small causal size, gated features."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
 
-from causalqwen import CausalDecoding, CausalQwenForCausalLM, Observation
+from causalqwen import CausalDecoding, CausalQwenForCausalLM
 from causalqwen.data import encode_rows, parse_row
 from causalqwen.losses import ovr_log_probs, ovr_loss
 from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.low_rank_head import narrow_head
-from causalqwen.training import HeadStage, TrainSettings, ValueStage, score_tokens, stream_facts, train
+from causalqwen.training import HeadStage, TrainSettings, ValueStage, train
 from conftest import graft_tiny
 
 WORDS = "the long road goes past the small house and the old mill by the river, "
@@ -143,43 +142,7 @@ def test_a_model_of_a_small_causal_size_is_a_model(tiny_tokenizer, family, tmp_p
     assert scores["backbone_agreement"] < 1.0  # of the backbone's own decisions, not of this head's
 
 
-# ---- multiplied numbers ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
-def test_a_number_may_multiply_the_embedding(tiny_tokenizer, family, tmp_path):
-    """e = embed(<NUM>) sigmoid(v w + b), values and gradients; a text without numbers stays as it is."""
-    model = graft_tiny(
-        family, tiny_tokenizer, number_context="value", number_embedding="multiplied", initial_direction=1.0
-    )
-    network, embed = model.numeric_embedding, model.get_input_embeddings()
-    with torch.no_grad():
-        network.gate_bias.normal_()
-        network.row.normal_()
-    inputs = model.processor("from -2.5 to 1e300 and 3", return_tensors="pt")
-    ids, values = inputs["input_ids"], inputs["numeric_values"]
-    found = network(ids, values, embed)
-    places = (ids[0] == model.config.num_token_id).nonzero().squeeze(-1)
-    assert len(places) == 3
-    parts = network.row, network.direction, network.gate_bias
-    row, direction, bias = (part.detach().double().requires_grad_(True) for part in parts)
-    plain = row if model.config.num_token_appended else embed.weight[model.config.num_token_id] + row
-    v = values[0, places][:, None]
-    written_out = plain / (1 + torch.exp(-(v * direction + bias)))
-    torch.testing.assert_close(found[0, places].double(), written_out, rtol=1e-5, atol=1e-6)
-    assert torch.equal(found[0][ids[0] != model.config.num_token_id], embed(ids[ids != model.config.num_token_id]))
-    weights = torch.randn(3, found.shape[-1])
-    gradients = torch.autograd.grad((found[0, places] * weights).sum(), parts)
-    plain = plain.detach()
-    s = torch.sigmoid(v * direction + bias).detach()
-    slopes = plain * weights * s * (1 - s)
-    for gradient, wanted in zip(gradients, ((weights * s).sum(0), (slopes * v).sum(0), slopes.sum(0)), strict=True):
-        torch.testing.assert_close(gradient.double(), wanted, rtol=1e-4, atol=1e-5)
-    model.save_pretrained(tmp_path)
-    with torch.no_grad():
-        assert torch.equal(CausalQwenForCausalLM.from_pretrained(tmp_path)(**inputs).logits, model(**inputs).logits)
-        words = ids_of(model)
-        assert torch.equal(model(words).logits[..., : embed.weight.shape[0]], model.backbone(input_ids=words).logits)
+# ---- gated features ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
@@ -222,46 +185,8 @@ def test_a_number_may_multiply_the_features_behind_the_backbone(tiny_tokenizer, 
         assert torch.equal(decided, out.sequences[0, -4:])
         model.action.num_bias -= 20.0
         assert torch.equal(CausalQwenForCausalLM.from_pretrained(tmp_path)(**inputs).logits, model(**inputs).logits)
-    with pytest.raises(ValueError, match="vLLM needs number_embedding='added' or 'multiplied'"):
+    with pytest.raises(ValueError, match="vLLM needs number_embedding='added'"):
         model.config.require("vLLM")
-
-
-# ---- laws of values between Cauchy's and Gauss's ---------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_law_of_values_may_lie_between(tiny_tokenizer, tmp_path):
-    """Learned by likelihood and by CRPS, for people too, kept, drawn from; its intervals are its own quantiles."""
-    with pytest.raises(ValueError, match="vocabulary_family: input should be 'cauchy' or 'gaussian', got 'stable-1.5'"):
-        graft_tiny("llama", tiny_tokenizer, vocabulary_family="stable-1.5")
-    for loss, person in (("nll", {}), ("crps", {}), ("nll", {"individual": "Ann"})):
-        model = graft_tiny("llama", tiny_tokenizer, value_family="stable-1.5", value_loss=loss)
-        rows = [{"prompt": "It is", "value": 20.0 + index} | person for index in range(8)]
-        encoded = encode_rows([parse_row(json.dumps(row), "x") for row in rows], model.processor)
-        before = score_tokens(model, (facts for _, facts in stream_facts(model, encoded)))["metrics"]["crps"]
-        stage = ValueStage(epochs=60, batch_size=4, learning_rate=1e-2)
-        metrics = train(model, encoded, encoded, tmp_path / loss / str(len(person)), TrainSettings(values=stage))
-        assert metrics["crps"] < 0.5 * before and 20 < model.predict_number(["It is"])[0].median < 27
-    (prediction,) = model.predict_number(["It is"])
-    loaded = CausalQwenForCausalLM.from_pretrained(tmp_path / "nll" / "1")
-    (again,) = loaded.predict_number(["It is"])
-    assert again.interval(0.9) == prediction.interval(0.9) and loaded.action.value_law.alpha == 1.5
-    low, high = prediction.interval(0.9, raw=True)
-    assert prediction.cdf(high) - prediction.cdf(low) == pytest.approx(0.9, abs=1e-6)
-    for method, width in (("auto", 1e-3), ("mode", 1e-6)):  # who says 60 says more than who says 20
-        medians = [
-            loaded.predict_number(
-                ["It is"],
-                individual=loaded.abduct(Observation(f" {said}", "It is"), likelihood="values", method=method),
-            )[0].median
-            for said in (20, 60)
-        ]
-        assert medians[1] > medians[0] + width
-    plan = CausalDecoding.preset("causal", seed=3)
-    inputs = loaded.processor("It is", prompt=True, return_tensors="pt")
-    law = loaded(**inputs)
-    drawn = [loaded(**inputs, causal_decoding=replace(plan, seed=seed)).loc_Y[0, -1].item() for seed in range(400)]
-    assert min(drawn) < law.loc_Y[0, -1] < max(drawn)
 
 
 # ---- several right tokens --------------------------------------------------------------------------------------------

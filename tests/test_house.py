@@ -8,14 +8,13 @@ from test_docs import ROOT
 
 MOST_LINES = {
     "benchmarks": 1_967,
-    "causalqwen": 1_000,  # its own files
+    "causalqwen": 1_240,  # its own files
     "causalqwen/data": 1_725,
     "causalqwen/decoding": 1_201,
     "causalqwen/distributions": 730,
     "causalqwen/evaluation": 1_964,
     "causalqwen/individuals": 833,
     "causalqwen/kernels": 903,
-    "causalqwen/losses": 308,
     "causalqwen/modeling": 8_682,
     "causalqwen/numbers": 1_790,
     "causalqwen/parts": 952,

@@ -1,8 +1,10 @@
 """Fast paths against their references."""
 
+import itertools
 import math
 import os
 import shutil
+from importlib.util import find_spec
 
 import mpmath
 import numpy as np
@@ -20,11 +22,6 @@ from causalqwen.kernels.compiled_ovr import ATAN, MILLS
 from causalqwen.losses import NO_TARGET
 
 FAMILIES = ["cauchy", "gaussian"]
-HAS_TRITON = True
-try:
-    import triton  # noqa: F401
-except ImportError:
-    HAS_TRITON = False
 
 
 def test_the_polynomials_of_the_fused_kernels_are_as_exact_as_they_say():
@@ -91,8 +88,13 @@ def run(leaves: list[Tensor], dtype: torch.dtype, targets: Tensor, reduction: st
     return [loss.detach().double().cpu()] + [leaf.grad.double().cpu() for leaf in leaves]
 
 
+def near(fast: list[Tensor], plain: list[Tensor], exact: list[Tensor], share: float) -> None:
+    for a, b, c in zip(fast, plain, exact, strict=True):
+        assert (a - c).abs().max() <= (b - c).abs().max() + share * c.abs().max()
+
+
 NEEDS_COMPILER = pytest.mark.skipif(not shutil.which("g++"), reason="no compiler here")
-NEEDS_TRITON = pytest.mark.skipif(not HAS_TRITON, reason="no triton here")
+NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="no triton here")
 IMPLEMENTATIONS = [
     "chunked",
     pytest.param("triton", marks=[NEEDS_TRITON, pytest.mark.slow]),
@@ -105,17 +107,17 @@ IMPLEMENTATIONS = [
 @pytest.mark.parametrize("own_scale", [False, True])
 @pytest.mark.parametrize("slope", [0.0, 0.6])
 def test_float32_is_within_rounding_of_the_float64_reference(impl, family, own_scale, slope):
-    """Ragged shapes, all kinds of thresholds; within the error of the plain form in float32, plus 1e-5."""
+    """Ragged shapes, all kinds of thresholds; within the error of the plain form in float32, plus 1e-5. In float64 blocks give
+    the reference's values and gradients."""
     assert impl != "triton" or torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
-    for kind in ("one", "token", "position"):
-        for reduction in ("none", "mean"):
-            leaves, targets, mask = problem(5, 7, 37, own_scale, kind)
-            settings = {"family": family, "slope": slope, "vocabulary_mask": mask, "reduction": reduction}
-            exact = run(leaves, torch.float64, targets, impl="reference", **settings)
-            plain = run(leaves, torch.float32, targets, impl="reference", **settings)
-            fast = run(leaves, torch.float32, targets, impl=impl, chunk_size=16, **settings)
-            for a, b, c in zip(fast, plain, exact, strict=True):
-                assert (a - c).abs().max() <= (b - c).abs().max() + 1e-5 * c.abs().max()
+    for kind, reduction in itertools.product(("one", "token", "position"), ("none", "sum", "mean")):
+        leaves, targets, mask = problem(5, 7, 37, own_scale, kind)
+        settings = {"family": family, "slope": slope, "vocabulary_mask": mask, "reduction": reduction}
+        exact = run(leaves, torch.float64, targets, impl="reference", **settings)
+        if impl == "chunked":
+            torch.testing.assert_close(run(leaves, torch.float64, targets, chunk_size=4, **settings), exact)
+        plain = run(leaves, torch.float32, targets, impl="reference", **settings)
+        near(run(leaves, torch.float32, targets, impl=impl, chunk_size=16, **settings), plain, exact, 1e-5)
 
 
 @NEEDS_COMPILER
@@ -128,9 +130,7 @@ def test_the_compiled_stage_far_from_the_middle(own_scale):
         settings = {"vocabulary_mask": mask, "negatives": negatives, "reduction": "sum"}
         exact = run(leaves, torch.float64, targets, **settings)
         plain = run(leaves, torch.float32, targets, **settings)
-        fast = run(leaves, torch.float32, targets, impl="compiled", **settings)
-        for a, b, c in zip(fast, plain, exact, strict=True):
-            assert (a - c).abs().max() <= (b - c).abs().max() + 1e-5 * c.abs().max()
+        near(run(leaves, torch.float32, targets, impl="compiled", **settings), plain, exact, 1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -140,9 +140,7 @@ def test_bfloat16_is_within_the_error_of_the_plain_form(family, own_scale):
     settings = {"family": family, "vocabulary_mask": mask}
     exact = run(leaves, torch.float64, targets, impl="reference", **settings)
     plain = run(leaves, torch.bfloat16, targets, impl="reference", **settings)
-    fast = run(leaves, torch.bfloat16, targets, chunk_size=100, **settings)
-    for a, b, c in zip(fast, plain, exact, strict=True):
-        assert (a - c).abs().max() <= (b - c).abs().max() + 1e-2 * c.abs().max()
+    near(run(leaves, torch.bfloat16, targets, chunk_size=100, **settings), plain, exact, 1e-2)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch.compile, where a graph breaks
@@ -175,18 +173,6 @@ def test_backward_may_come_twice(reduction):
     (3 * loss).backward()
     for leaf, first in zip(leaves, once, strict=True):
         torch.testing.assert_close(leaf.grad, 4 * first, rtol=1e-4, atol=1e-5)
-
-
-def test_gradcheck_against_finite_differences():
-    leaves, targets, mask = problem(4, 3, 11, True, "token")
-    leaves = [leaf.double().requires_grad_(True) for leaf in leaves]
-    for family in FAMILIES:
-        assert torch.autograd.gradcheck(
-            lambda *parts, family=family: linear_ovr_loss(
-                *parts, targets, family=family, vocabulary_mask=mask, chunk_size=4, reduction="sum"
-            ),
-            leaves,
-        )
 
 
 def test_a_pass_never_holds_tokens_by_vocabulary():
@@ -255,8 +241,7 @@ def test_a_sample_of_negatives_is_unbiased(family, own_scale):
         z = ((found.mean(0) - truth).abs() / (error + 1e-9 * truth.abs().max() + 1e-12)).flatten()
         assert z.square().mean() < 2.0 and z.max() < 5.0
     every = sample_negatives(inclusion_probabilities(torch.ones(60) * mask, 59))
-    for a, b in zip(run(leaves, torch.float64, targets, negatives=every, **settings), whole, strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(run(leaves, torch.float64, targets, negatives=every, **settings), whole)
 
 
 @pytest.mark.parametrize("own_scale", [False, True])
@@ -272,10 +257,8 @@ def test_a_sample_never_counts_what_is_also_right_among_the_wrong(own_scale):
             run(leaves, torch.float64, first, negatives=sample, also_right=second.unsqueeze(-1), **settings)
             for first, second in ((targets, also), (also, targets))
         )
-        for a, b in zip(one, other, strict=True):
-            torch.testing.assert_close(a, b)
+        torch.testing.assert_close(one, other)
     settings["also_right"] = also.unsqueeze(-1)
     every = sample_negatives(inclusion_probabilities(torch.ones(60) * mask, 59))
     whole = run(leaves, torch.float64, targets, **settings)
-    for a, b in zip(run(leaves, torch.float64, targets, negatives=every, **settings), whole, strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(run(leaves, torch.float64, targets, negatives=every, **settings), whole)

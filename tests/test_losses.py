@@ -65,53 +65,6 @@ def test_ovr_loss_is_not_convex():
     assert loss(-6.0) > (loss(-10.0) + loss(-2.0)) / 2
 
 
-@pytest.mark.parametrize("family", ["cauchy", "gaussian"])
-@pytest.mark.parametrize("shape", [(5, 8, 13), (1, 4, 3), (12, 6, 100)])
-@pytest.mark.parametrize("own_scale", [False, True])
-@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
-@pytest.mark.parametrize("slope", [0.0, 0.6])
-def test_linear_ovr_loss_is_its_reference_in_values_and_gradients(family, shape, own_scale, reduction, slope):
-    positions, size, vocabulary = shape
-    torch.manual_seed(1)
-    targets = torch.randint(vocabulary, (positions,))
-    targets[0] = NO_TARGET
-    if positions > 2:
-        targets[1] = -100
-    mask = torch.ones(vocabulary, dtype=torch.bool)
-    mask[vocabulary - 1] = False
-    targets[targets == vocabulary - 1] = 0
-
-    def run(impl: str, thresholds_kind: str) -> tuple[Tensor, list[Tensor]]:
-        torch.manual_seed(2)
-        scale = torch.rand(positions, size) + 0.2 if own_scale else torch.rand(positions) + 0.2
-        thresholds = {"one": torch.tensor(0.3), "token": torch.randn(vocabulary), "position": torch.randn(positions, 1)}
-        leaves = [
-            torch.randn(positions, size), scale, torch.randn(vocabulary, size), torch.randn(vocabulary),
-            thresholds[thresholds_kind],
-        ]  # fmt: skip
-        leaves = [leaf.double().requires_grad_(True) for leaf in leaves]
-        loss = linear_ovr_loss(
-            *leaves,
-            targets,
-            family=family,
-            slope=slope,
-            vocabulary_mask=mask,
-            reduction=reduction,
-            chunk_size=4,
-            impl=impl,
-        )
-        weights = torch.linspace(0.5, 2.0, positions).double() if reduction == "none" else 1.0
-        (loss * weights).sum().backward()
-        return loss.detach(), [leaf.grad for leaf in leaves]
-
-    for kind in ("one", "token", "position"):
-        fast, fast_gradients = run("chunked", kind)
-        slow, slow_gradients = run("reference", kind)
-        torch.testing.assert_close(fast, slow)
-        for a, b in zip(fast_gradients, slow_gradients, strict=True):
-            torch.testing.assert_close(a, b)
-
-
 @given(
     st.lists(st.floats(-30, 30), min_size=2, max_size=9, unique=True),
     st.floats(-20, 20),

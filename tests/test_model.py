@@ -440,10 +440,7 @@ def test_another_layout_can_be_grafted(kind, tiny_tokenizer):
         ({"colour": 1}, "unknown setting colour; known: causal_size, start, deep_abduction, .*, copy_size$"),
         ({"sub_configs": {}}, "unknown setting sub_configs; known: causal_size"),
         ({"gate_alpha": 2.0}, "gate_alpha: input should be less than or equal to 1, got 2.0"),
-        (
-            {"number_embedding": "multiply"},
-            "number_embedding: input should be 'added', 'multiplied' or 'features', got 'multiply'",
-        ),
+        ({"number_embedding": "add"}, "number_embedding: input should be 'added' or 'features', got 'add'"),
         ({"score_scale": "comon"}, "score_scale: input should be 'common' or 'documents', got 'comon'"),
         ({"num_token_id": 3}, "num_token_id: the tokens that nothing uses are found"),
         ({"domains": {"x": {"layers": "a"}}}, "a domain's layers is a whole number, got 'a'"),

@@ -31,7 +31,7 @@ from causalqwen.numbers import (
     spaced,
     symlog,
 )
-from causalqwen.numbers.law import PARTS, WANTED_LEVELS, ClassLaws
+from causalqwen.numbers.law import PARTS, WANTED_LEVELS
 from causalqwen.numbers.support import Support
 
 READ = [
@@ -316,11 +316,6 @@ def test_kinds_and_units_are_told(text, rules, told):
     assert [(span.value, span.kind, span.unit) for span in find_numbers(text, rules)] == told
 
 
-@pytest.mark.parametrize(("text", "rules"), WORDS)
-def test_words_stay_words(text, rules):
-    assert find_numbers(text, rules) == []
-
-
 def test_rules_are_plain_data_and_refuse_what_they_do_not_know():
     assert NumberRules.of(json.loads(json.dumps(COMMA.to_dict()))) == COMMA
     assert NumberRules.of(None) == NumberRules() and NumberRules.of(ALL) is ALL
@@ -341,9 +336,9 @@ def test_numbers_are_read_by_their_rules(text, rules, values):
     assert [span.value for span in find_numbers(text, rules)] == pytest.approx(values)
 
 
-@pytest.mark.parametrize("text", KEPT_AS_TEXT)
-def test_what_only_looks_like_a_number_stays_text(text):
-    assert find_numbers(text) == []
+@pytest.mark.parametrize(("text", "rules"), [*((text, None) for text in KEPT_AS_TEXT), *WORDS])
+def test_what_only_looks_like_a_number_stays_text(text, rules):
+    assert find_numbers(text, rules) == []
 
 
 @pytest.mark.parametrize("rules", RULES)
@@ -452,35 +447,20 @@ def test_a_prediction_is_written_with_its_interval_on_demand():
     assert around.format(0.9, NumberStyle.of("5%")) == "3% (90%: -10 to 16)"
 
 
-def test_what_is_not_finite_is_not_written():
-    for value in (math.nan, math.inf):
-        with pytest.raises(ValueError, match="cannot be written"):
-            format_number(value)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_is_not_written(value):
+    with pytest.raises(ValueError, match="cannot be written"):
+        format_number(value)
 
 
-@pytest.mark.parametrize(
-    ("before", "expected"),
-    [
-        ("is", True),
-        ("costs $", False),
-        ("(", False),
-        ("-", True),
-        ("of 3-", False),
-        ("_", True),
-        ("#", True),
-        ("价格是", False),
-        ("", False),
-        ("a\n", False),
-        ("5,", True),
-        ("가격은", True),
-        ("lost -$", 2),
-        ("€10 ", 1),
-        ("1\u00a0", 1),
-        ("₽", False),
-    ],
-)
-def test_a_space_stands_where_the_script_writes_one(before, expected):
-    assert spaced(before, "500") == expected
+def test_a_space_stands_where_the_script_writes_one():
+    texts = {
+        0: ["costs $", "(", "of 3-", "价格是", "", "a\n", "₽"],
+        1: ["is", "-", "_", "#", "5,", "가격은", "€10 ", "1\u00a0"],
+        2: ["lost -$"],
+    }
+    for spaces, before in texts.items():
+        assert {text: spaced(text, "500") for text in before} == dict.fromkeys(before, spaces)
 
 
 @given(before=st.text(alphabet="a1 -+$#_^(/~.é价", max_size=8), value=st.floats(-1e9, 1e9))
@@ -499,14 +479,8 @@ def test_rounding_keeps_significant_digits_and_writes_short(value, digits):
     assert rounded[1] == -rounded[0] and rounded[2] == 0
 
 
-def test_a_rounded_number_is_the_float_of_its_text():
-    values = torch.tensor([351.23456789, 0.00123456789, 98765432.1, 1e-7 / 3], dtype=torch.float64)
-    texts = [format_number(v) for v in round_significant(values, 6).tolist()]
-    assert texts == ["351.235", "0.00123457", "98765400", "3.33333e-08"]
-
-
-@pytest.mark.parametrize("value", [1.23456789e30, 9.87654321e-31, 3.33333333e120, 7.77777777e-200])
-def test_a_rounded_number_far_from_one_is_the_float_of_its_text_too(value):
+@pytest.mark.parametrize("value", [351.23456789, 98765432.1, 1e-7 / 3, 1.23456789e30, 9.87654321e-31, 7.77777777e-200])
+def test_a_rounded_number_is_the_float_of_its_text(value):
     (rounded,) = round_significant(torch.tensor([value], dtype=torch.float64), 6).tolist()
     assert rounded == float(f"{value:.5e}")
 
@@ -762,13 +736,6 @@ def test_an_atom_counts_with_the_middles_of_equal_parts_of_what_it_takes():
         width = (high[row] - low[row]) / PARTS
         expected = [abs(2 * (low[row] + width * (part + 0.5)).item() - 1) for part in range(PARTS)]
         torch.testing.assert_close(levels, torch.tensor(expected, dtype=torch.float64), atol=1e-7, rtol=0)
-    beside = ClassLaws((law, ValueLaw(family="gaussian")), torch.tensor([0, 1, 0]))
-    loc, scale, values = (torch.cat([one, one[:1]]) for one in (loc, scale, values))
-    of_classes = beside.spread_levels(loc, scale, values)
-    for row, one in enumerate((law, beside.laws[1], law)):
-        at = slice(row, row + 1)
-        torch.testing.assert_close(of_classes[row], one.spread_levels(loc[at], scale[at], values[at])[0])
-    assert of_classes[1].unique().numel() == 1
 
 
 @pytest.mark.parametrize("certain", [0.02, 0.3])
@@ -802,14 +769,6 @@ def test_a_tail_that_float64_cannot_hold_ends_where_the_support_does():
     assert law.quantile(one, 10 * one, 0.9999).item() == 0.8 and law.quantile(one, 10 * one, 0.0001).item() == 0.0
 
 
-def test_levels_of_a_class_are_right_where_its_values_are_few():
-    law = ValueLaw(ValueTransform("affine", 0.0, 1.0, support=Support(1.0, 5.0, 1.0)), "gaussian")
-    loc, scale = torch.zeros(2000).double(), torch.full((2000,), 2.0).double()
-    values = law.quantile(loc, scale, torch.rand(2000, generator=torch.Generator().manual_seed(0)).double())
-    levels = law.fit_class_interval_levels(loc, scale, values, ["stars"] * 2000)["stars"]
-    torch.testing.assert_close(torch.tensor(levels).double()[:-1], WANTED_LEVELS[:-1], atol=0.04, rtol=0)
-
-
 def test_a_value_that_is_no_atom_counts_with_its_one_level():
     generator = torch.Generator().manual_seed(1)
     law = ValueLaw(family="cauchy")
@@ -826,61 +785,12 @@ def test_a_value_that_is_no_atom_counts_with_its_one_level():
 
 
 HOSTILE = [
-    "1..",
-    "..1",
-    "5.1..",
-    "1,",
-    "1-(",
-    "(1-",
-    "v-",
-    "1",
-    "1,1",
-    "111,",
-    "1 ",
-    "三",
-    "一十",
-    "三百零",
-    "百分之三",
-    "`a",
-    "``",
-    "one thousand ",
-    "½",
-    "1 111 ",
-    "$1 000 ",
-    "\n(1",
-    "\n–1,",
-    "::",
-    "a1:",
-    "0 11-",
-    "$x",
-    "$$",
-    "R1,000",
-    "USD",
-    "minus ",
-    "two point one ",
-    "two and a half ",
-    "6 million 5 ",
-    "1.111,",
-    "零点",
-    "三点",
-    "负",
-    "1万零",
-    "3个",
-    "ISBN 1-",
-    "tel 1 ",
-    "+1/",
-    "1–",
-    "€1K–",
-    "1 to ",
-    "1 234,",
-    "\n–$",
-    "(\t$1",
-    "1.5,",
-    "1.e",
-    "1-½",
-    "point five ",
+    "1..", "..1", "5.1..", "1,", "1-(", "(1-", "v-", "1", "1,1", "111,", "1 ", "三", "一十", "三百零", "百分之三", "`a", "``",
+    "one thousand ", "½", "1 111 ", "$1 000 ", "\n(1", "\n–1,", "::", "a1:", "0 11-", "$x", "$$", "R1,000", "USD",
+    "minus ", "two point one ", "two and a half ", "6 million 5 ", "1.111,", "零点", "三点", "负", "1万零", "3个", "ISBN 1-",
+    "tel 1 ", "+1/", "1–", "€1K–", "1 to ", "1 234,", "\n–$", "(\t$1", "1.5,", "1.e", "1-½", "point five ",
     "one point ten ",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("unit", HOSTILE)

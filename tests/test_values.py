@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -51,15 +52,8 @@ def test_the_values_show_where_they_lie(name):
 
 
 KINDS = ("affine", "symlog", "log", "quantile")
-SUPPORTS = (
-    Support(-4, 4, 1),
-    Support(3, 3, 1),
-    Support(1, None, 1),
-    Support(0.25),
-    Support(0.25, 9.75),
-    Support(0, 10, 2.5),
-    Support(),
-)
+SUPPORTS = [Support(-4, 4, 1), Support(3, 3, 1), Support(1, None, 1), Support(0, 10, 2.5)]
+SUPPORTS += [Support(0.25), Support(0.25, 9.75), Support()]
 
 
 @settings(max_examples=60, deadline=None)
@@ -125,10 +119,17 @@ def test_a_support_survives_a_configuration_file():
 
 # ---- kinds of numbers ------------------------------------------------------------------------------------------------
 
+NORMAL = ValueLaw(ValueTransform("affine", 0.0, 1.0), "gaussian")
+
+
+def with_levels(law, kinds):
+    """The law with the levels of kinds that were fitted."""
+    (_, first), *more = kinds
+    return replace(law, interval_levels=tuple(first), interval_kinds=tuple((at, tuple(levels)) for at, levels in more))
+
 
 def test_levels_are_those_of_numbers_of_a_like_kind():
-    generator = torch.Generator().manual_seed(0)
-    law = ValueLaw(ValueTransform("affine", 0.0, 1.0), "gaussian")
+    generator, law = torch.Generator().manual_seed(0), NORMAL
 
     def numbers(count):
         """Half are certain, their scale far too wide; half are not, their scale far too narrow."""
@@ -140,7 +141,7 @@ def test_levels_are_those_of_numbers_of_a_like_kind():
     loc, scale, values = numbers(6000)
     kinds = law.fit_interval_kinds(loc, scale, values)
     assert len(kinds) == 2 and kinds[0][0] == 0 and 0.1 < kinds[1][0] < 0.13  # in the middle of 0.012 and 1
-    fitted = ValueLaw(law.transform, law.family, None, tuple(kinds[0][1]), tuple((a, tuple(b)) for a, b in kinds[1:]))
+    fitted = with_levels(law, kinds)
     loc, scale, values = numbers(4000)
     for level in (0.5, 0.8, 0.9):
         low, high = fitted.interval(loc, scale, level)
@@ -154,12 +155,11 @@ def test_levels_are_those_of_numbers_of_a_like_kind():
 def lumps(generator, *of):
     """The scales of so many numbers each, the same but for rounding, and the limits between kinds: (scale, standard deviation
     in scales, how many) of each."""
-    law = ValueLaw(ValueTransform("affine", 0.0, 1.0), "gaussian")
     counts = torch.tensor([count for *_, count in of])
     scale, off = (torch.tensor(column).double().repeat_interleave(counts) for column in list(zip(*of, strict=True))[:2])
     scale = scale * (1 + 0.002 * torch.rand(len(scale), generator=generator, dtype=torch.float64))
     values = scale * off * torch.randn(len(scale), generator=generator, dtype=torch.float64)
-    return scale, torch.tensor([least for least, _ in law.fit_interval_kinds(0 * scale, scale, values)]).double()
+    return scale, torch.tensor([least for least, _ in NORMAL.fit_interval_kinds(0 * scale, scale, values)]).double()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -174,17 +174,14 @@ def test_rounding_does_not_decide_of_which_kind_a_number_is(seed):
 
 def test_a_constant_of_a_template_is_covered_by_another_reading_of_it():
     """All rows hold the same reading, which the intervals would end at; ordinary numbers are none the wiser."""
-    generator = torch.Generator().manual_seed(0)
-    law = ValueLaw(ValueTransform("affine", 0.0, 1.0), "gaussian")
+    generator, law = torch.Generator().manual_seed(0), NORMAL
     noise = torch.randn(600, generator=generator, dtype=torch.float64)
     loc = torch.cat([torch.full((300,), 7.37), torch.zeros(600)]).double()
-    scale, values = (
-        torch.cat([torch.full((300,), 0.05), torch.ones(600)]).double(),
-        torch.cat([loc[:300] + 0.014, noise]),
-    )
+    scale = torch.cat([torch.full((300,), 0.05), torch.ones(600)]).double()
+    values = torch.cat([loc[:300] + 0.014, noise])
     kinds = law.fit_interval_kinds(loc, scale, values)
     assert len(kinds) == 2
-    fitted = ValueLaw(law.transform, law.family, None, tuple(kinds[0][1]), tuple((a, tuple(b)) for a, b in kinds[1:]))
+    fitted = with_levels(law, kinds)
     for read in (7.37 * (1 - 2**-8), 7.37, 7.37 * (1 + 2**-8)):
         for level in (0.5, 0.9):
             low, high = (end.item() for end in fitted.interval(torch.tensor(read), torch.tensor(0.05), level))
@@ -202,13 +199,10 @@ def test_few_numbers_are_a_kind_too(few):
 
 def test_scales_that_hardly_differ_are_parted_where_levels_do():
     generator = torch.Generator().manual_seed(0)
-    law, away = (
-        ValueLaw(ValueTransform("affine", 0.0, 1.0), "gaussian"),
-        torch.randn(5000, generator=generator).double(),
-    )
+    away = torch.randn(5000, generator=generator).double()
     scale = (0.02 * away).exp()
     values = scale * (0.5 * away).exp() * torch.randn(5000, generator=generator)
-    limits = [least for least, _ in law.fit_interval_kinds(0 * scale, scale, values)]
+    limits = [least for least, _ in NORMAL.fit_interval_kinds(0 * scale, scale, values)]
     assert len(limits) == 4 and all(0.96 < limit < 1.04 for limit in limits[1:])
     assert any(0.99 < limit < 1.01 for limit in limits[1:])
 
@@ -227,13 +221,12 @@ def test_a_number_that_its_words_always_bring_is_part_of_a_template(tiny_tokeniz
     said = numbers.axis("affine", TrainSettings())
     assert said["value_range"] == [2.0, 6.0]  # of what the rows teach
     assert said["value_transform"]["support"] == {"low": 1.0, "high": 7.0, "step": 1.0}  # what all can be
-    assert (
-        certain_contexts(rows_of(model, ["It is 5 long"] * 30), num_id) == set()
-    )  # else nothing would be left to learn
+    # Of these alone nothing would be left to learn.
+    assert certain_contexts(rows_of(model, ["It is 5 long"] * 30), num_id) == set()
 
 
 def test_an_average_that_hides_two_populations_is_told():
-    law, generator = ValueLaw(ValueTransform("affine", 0.0, 1.0), "gaussian"), torch.Generator().manual_seed(0)
+    law, generator = NORMAL, torch.Generator().manual_seed(0)
     scale = torch.cat([torch.full((200,), 0.01), torch.full((800,), 1.0)]).double()
     noise = torch.randn(1000, generator=generator, dtype=torch.float64)
     even = coverage_by_scale(law, torch.zeros(1000).double(), scale, scale * noise)
@@ -265,8 +258,8 @@ def skewed(model, count, seed):
     for _ in range(count):
         long = bool(rng.integers(2))
         value = float(np.exp((9.9 if long else 1.6) + 0.3 * rng.normal()))
-        rows.append({"prompt": f"The {'long' if long else 'short'} one is", "value": value})
-    return encode_rows([Row("prompt", f"row {i}", row) for i, row in enumerate(rows, 1)], model.processor)
+        rows.append(Row("prompt", "x", {"prompt": f"The {'long' if long else 'short'} one is", "value": value}))
+    return encode_rows(rows, model.processor)
 
 
 def test_defaults_choose_an_axis_on_which_skewed_values_are_well_told_and_say_so(tiny_tokenizer, tmp_path):
@@ -303,16 +296,11 @@ def test_values_are_learned_by_gradients_where_somebody_says_how(tiny_tokenizer,
 
 
 def test_each_of_few_values_has_its_probability(tiny_tokenizer, tmp_path, monkeypatch):
-    model, rng = graft_tiny("llama", tiny_tokenizer), np.random.default_rng(0)
-    rows = [
-        {
-            "prompt": f"The {('short', 'long')[i % 2]} one is",
-            "value": float(np.clip(rng.normal(2 + 2 * (i % 2)), 1, 5).round()),
-        }
-        for i in range(120)
-    ]
-    examples = encode_rows([Row("prompt", f"row {i}", row) for i, row in enumerate(rows, 1)], model.processor)
-    said = []
+    model, rng, said = graft_tiny("llama", tiny_tokenizer), np.random.default_rng(0), []
+    values = [float(np.clip(rng.normal(2 + 2 * (i % 2)), 1, 5).round()) for i in range(120)]
+    prompts = ["The short one is", "The long one is"] * 60
+    rows = [Row("prompt", "x", {"prompt": p, "value": v}) for p, v in zip(prompts, values, strict=True)]
+    examples = encode_rows(rows, model.processor)
     monkeypatch.setattr(training_run, "uneven_coverage", lambda tenths: f"{len(tenths)} tenths are uneven")
     metrics = learn(model, examples, examples, tmp_path, say=said.append)
     short, long = model.predict_number(["The short one is", "The long one is"])
@@ -381,14 +369,10 @@ def test_a_value_that_is_straight_in_the_features_starts_at_its_regression(tiny_
     learn(model, skewed(model, 96, 0), [], tmp_path, TrainSettings(values=stage, value_transform="log"))
     short, long = model.predict_number(["The short one is", "The long one is"])  # nothing has been learned behind it
     assert 3 < short.median < 9 and 1e4 < long.median < 4e4
-    again = CausalQwenForCausalLM.from_pretrained(saved(model, tmp_path / "saved"))
+    model.save_pretrained(tmp_path / "saved")
+    again = CausalQwenForCausalLM.from_pretrained(tmp_path / "saved")
     again.processor = model.processor
     assert again.predict_number("The long one is")[0].median == pytest.approx(long.median, rel=1e-5)
-
-
-def saved(model, folder):
-    model.save_pretrained(folder)
-    return folder
 
 
 def test_a_class_with_too_few_values_to_be_called_positive_has_another_axis():

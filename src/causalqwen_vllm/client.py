@@ -14,7 +14,7 @@ from causalqwen.modeling import CausalQwenConfig, CausalQwenProcessor
 from causalqwen.modeling.context import Context
 from causalqwen.modeling.encoded import read_as_prompt
 from causalqwen.modeling.prediction import check_speaker
-from causalqwen.parts.value_axes import value_axes
+from causalqwen.parts.value_axes import ValueAxes
 from causalqwen.serving.text import GrowingText
 from causalqwen_vllm.request_options import FOLLOWER, KEY, TOKENS_ALONE, RequestOptions, check_params, check_silent
 
@@ -201,7 +201,7 @@ def generate(
         options.bind(config.causal_size)
         config.check_plan(options.plan)
         check_speaker(config, options.individual)
-        value_axes(config, options.number_class).law()
+        ValueAxes(config, options.number_class).law()
     adapters = list(adapter) if isinstance(adapter, Sequence) else [adapter] * len(prompts)
     if None in adapters and any(adapters) and llm.llm_engine.vllm_config.device_config.device_type == "cpu":
         raise ValueError(

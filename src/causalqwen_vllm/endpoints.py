@@ -22,7 +22,7 @@ from causalqwen.decoding import Individual
 from causalqwen.modeling import CausalQwenConfig, CausalQwenProcessor
 from causalqwen.modeling.alternatives import Likelihood
 from causalqwen.modeling.prediction import check_speaker
-from causalqwen.parts.value_axes import value_axes
+from causalqwen.parts.value_axes import ValueAxes
 from causalqwen.serving.batching import Beside, Job, Piece, Prompt, Row
 from causalqwen.serving.logprobs import Told
 from causalqwen.serving.requests import NumbersRequest, parse
@@ -98,7 +98,7 @@ class _Service(TextService):
             raise ValueError(f"{model.model} is not grafted: leave {Endpoints.name} out of VLLM_PLUGINS")
         if engine.vllm_config.parallel_config.data_parallel_size > 1:  # an engine of several knows nothing of that
             raise ValueError(f"a grafted model cannot be served this way: {ONE_ENGINE}")
-        axes = value_axes(config, None)
+        axes = ValueAxes(config)
         axes.law()  # a model whose numbers need a class is told so before anything is served
         individuals = load_individuals(folder, config.causal_size) if folder else {}
         settings = ServerSettings(

@@ -11,9 +11,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from causalqwen.distributions import get_value_family
+from causalqwen.distributions import get_family
 from causalqwen.kernels import linear_ovr_loss
-from causalqwen.losses import ovr_log_probs, ovr_loss, quantile_crps, value_nll
+from causalqwen.losses import ovr_log_probs, ovr_loss, quantile_crps
 from causalqwen.numbers import CRPS_LEVELS, ValueLaw, ValueTransform
 from causalqwen.numbers.support import Support
 
@@ -22,7 +22,7 @@ from . import Bounds, Tally
 AT_ONCE = 500
 """Elements of one draw."""
 _LARGEST = 1e30
-FAMILIES = ("cauchy", "stable-1.25", "stable-1.5", "stable-1.75", "gaussian")
+FAMILIES = ("cauchy", "gaussian")
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 ANY, NEGATIVE, POSITIVE, SHARE = (None, None), (None, 0.0), (0.0, None), (0.0, 1.0)
@@ -38,7 +38,6 @@ OF_LAWS: dict[str, tuple[Ask, Span]] = {
     "log_sf": (lambda law, x, loc, scale: law.log_sf(x, loc, scale), NEGATIVE),
     "cdf": (lambda law, x, loc, scale: law.cdf(x, loc, scale), SHARE),
     "log_prob": (lambda law, x, loc, scale: law.log_prob(x, loc, scale), ANY),
-    "value_nll": (lambda law, x, loc, scale: value_nll(x, loc, scale, family=law.name), ANY),
     "crps": (lambda law, x, loc, scale: law.crps(x, loc, scale), POSITIVE),
     "log_interval": (lambda law, x, loc, scale: _between(law, x, loc, scale), NEGATIVE),
 }  # fmt: skip
@@ -117,11 +116,11 @@ def _rows() -> list[tuple[str, Ask, Span, tuple[int, int]]]:
         for f in FAMILIES
         for name, (ask, span) in OF_LAWS.items()
     ]
-    for family in ("cauchy", "gaussian"):
+    for family in FAMILIES:
         rows += [
             (f"{family}: {n}", partial(_of_family, family, ask), span, SCORES) for n, (ask, span) in OF_SCORES.items()
         ]
-    for family in ("cauchy", "stable-1.5", "gaussian"):
+    for family in FAMILIES:
         for axis in TRANSFORMS:
             sizes = LOGS if axis in ("log", "symlog") else EVERY
             named = [(f"{family} by {axis}: {name}", *of) for name, of in OF_VALUES.items()]
@@ -154,7 +153,7 @@ def _quantile_crps(x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
 
 
 def _of_family(family: str, ask: Callable[..., Tensor], x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-    return ask(get_value_family(family), x, loc, scale)
+    return ask(get_family(family), x, loc, scale)
 
 
 def _of_value(family: str, axis: str, ask: Callable[..., Tensor], x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:

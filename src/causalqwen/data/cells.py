@@ -10,9 +10,8 @@ import numpy as np
 
 from causalqwen.extras import extra
 from causalqwen.numbers import NumberRules, find_numbers
-from causalqwen.numbers.money import MONEY
 from causalqwen.numbers.rules import SPACES
-from causalqwen.numbers.table import AFTER
+from causalqwen.numbers.table import AFTER, MONEY
 
 with extra("tables", "a table"):
     import pandas as pd

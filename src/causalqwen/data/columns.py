@@ -42,10 +42,8 @@ FAR = 1e150
 """No number is read as further from 0: its distance from others stays one that float64 holds."""
 _SEASON = 31  # days beyond the dates that were seen, at most, in which the season of the last ones goes on
 _MOST_LEVELS, _FEWEST_OF_LEVEL = 24, 5  # of a category: values with an indicator, and rows in which such a value stands
-_MOST_PLACES, _GREATEST = (
-    6,
-    -1,
-)  # numbers in a text that are numbers of the row, from the first on, and beside them the greatest
+_MOST_PLACES = 6  # numbers in a text that are numbers of the row, from the first on
+_GREATEST = -1  # and beside them the greatest
 _FEWEST_WITH = 0.5  # of the rows have a number at a place, at least, for it to be a number of the row
 _DISTINCT = 0.2  # of the rows: strings of a column that are fewer are a category
 _TRUTH = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}

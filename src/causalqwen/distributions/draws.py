@@ -22,18 +22,19 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 _WORD = 0xFFFFFFFF
 
-INDIVIDUAL_STREAM = 1
-NOISE_STREAM = 2
-OWN_STREAM = 3
-OBSERVED_STREAM = 4
+INDIVIDUAL_STREAM, NOISE_STREAM, OWN_STREAM, OBSERVED_STREAM = 1, 2, 3, 4
 WHOLE_TEXT = 0xFFFFFFFF
 """The position of a draw that is held for a whole text instead of being made anew per token."""
 
+BLOCK = 64  # a power of 2
+_LANES = BLOCK // 4 + 1
+"""Counters of a block, four words each: those of all its tokens, and one for which is the largest."""
 
-def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+
+def philox(counter: tuple[Any, Any, Any, Any], key: tuple[Any, Any]) -> tuple[Any, ...]:
     """Philox4x32-10: four 32-bit words from a 128-bit counter and a 64-bit key.
 
-    Words are int64 tensors that hold values in [0, 2^32); shapes broadcast. Products wrap modulo 2^64, which leaves
+    Words are int64 tensors or arrays that hold values in [0, 2^32); shapes broadcast. Products wrap modulo 2^64, which leaves
     both of their 32-bit halves right.
     """
     c0, c1, c2, c3 = counter
@@ -54,6 +55,25 @@ def check_seed(seed: int) -> int:
     return operator.index(seed)
 
 
+def _words(counter: Any, positions: Any, stream: int, lane: Any, seeds: Any) -> Any:
+    """Philox's words [N, 4 n] of counters [N, n]: integers of torch or of numpy, whose shapes broadcast to that."""
+    zero = 0 * (counter + positions + lane + seeds)
+    made = philox(
+        (counter + zero, (positions & _WORD) + zero, stream + zero, lane + zero),
+        (seeds & _WORD, (seeds >> 32) & _WORD),
+    )
+    stack: Any = torch.stack(made, -1) if isinstance(zero, Tensor) else np.stack(made, -1)
+    return stack.reshape(len(stack), 4 * zero.shape[1])
+
+
+def _uniform(words: Any) -> Any:
+    return ((words.double() if isinstance(words, Tensor) else words) + 0.5) / 2**32
+
+
+def _places(count: int, like: Any) -> Any:
+    return torch.arange(count, device=like.device) if isinstance(like, Tensor) else np.arange(count)
+
+
 def uniform_draws(seed: Tensor, stream: int, position: Tensor | int, size: int) -> Tensor:
     """Uniform draws in the open unit interval, one row of `size` coordinates per seed.
 
@@ -67,36 +87,11 @@ def uniform_draws(seed: Tensor, stream: int, position: Tensor | int, size: int) 
         float64 [N, C] on the device of `seed`, each (w + 1/2) / 2^32 for a 32-bit word w; the j-th coordinate is the
         same whatever C is.
     """
-    seed = seed.to(torch.int64).unsqueeze(-1)
-    position = torch.as_tensor(position, dtype=torch.int64, device=seed.device).expand(seed.shape[:1]).unsqueeze(-1)
-    block = torch.arange((size + 3) // 4, device=seed.device).unsqueeze(0)
-    zero = torch.zeros_like(block)
-    words = philox((block, position & _WORD, zero + stream, zero), (seed & _WORD, (seed >> 32) & _WORD))
-    return (torch.stack(torch.broadcast_tensors(*words), dim=-1).flatten(1)[:, :size].to(torch.float64) + 0.5) / 2**32
-
-
-BLOCK = 64  # a power of 2
-_LANES = (
-    BLOCK // 4 + 1
-)  # counters of a block, four words each: those of all its tokens, and one for which is the largest
-
-
-def _words(block: Any, lane: Any, seeds: Any, positions: Any) -> tuple[Any, ...]:
-    """Philox's four words of some counters; integers of torch or of numpy, shapes broadcast."""
-    zero = 0 * (block + lane + seeds)
-    return philox(
-        (block + zero, (positions & _WORD) + zero, OWN_STREAM + zero, lane + zero),
-        (seeds & _WORD, (seeds >> 32) & _WORD),
-    )
-
-
-def _joined(parts: Any) -> Any:
-    stack: Any = torch.stack(tuple(parts), -1) if isinstance(parts[0], Tensor) else np.stack(parts, -1)
-    return stack.reshape(*stack.shape[:-2], stack.shape[-2] * stack.shape[-1])
-
-
-def _uniform(words: Any) -> Any:
-    return ((words.double() if isinstance(words, Tensor) else words) + 0.5) / 2**32
+    seed = seed.to(torch.int64)
+    position = torch.as_tensor(position, dtype=torch.int64, device=seed.device).expand(seed.shape)
+    counter = _places((size + 3) // 4, seed)[None]
+    draws: Tensor = _uniform(_words(counter, position[:, None], stream, 0, seed[:, None])[:, :size])
+    return draws
 
 
 def _root(uniform: Any) -> Any:
@@ -110,10 +105,8 @@ def _root(uniform: Any) -> Any:
 
 def block_largest(seeds: Any, positions: Any, blocks: int) -> Any:
     """The largest e3 of each block, float64 [N, blocks], of seeds and positions int64 [N], tensors or arrays."""
-    count = (blocks + 3) // 4
-    block = torch.arange(count, device=seeds.device) if isinstance(seeds, Tensor) else np.arange(count)
-    words = _joined(_words(block[None], 0, seeds[:, None], positions[:, None]))[:, :blocks]
-    return _root(_uniform(words))
+    counter = _places((blocks + 3) // 4, seeds)[None]
+    return _root(_uniform(_words(counter, positions[:, None], OWN_STREAM, 0, seeds[:, None])[:, :blocks]))
 
 
 def block_uniforms(seeds: Any, positions: Any, block: Any, largest: Any) -> Any:
@@ -121,8 +114,8 @@ def block_uniforms(seeds: Any, positions: Any, block: Any, largest: Any) -> Any:
 
     seeds, positions, block: int64 [n], and largest float64 [n] of each (`block_largest`), tensors or arrays.
     """
-    lanes = torch.arange(1, _LANES + 1, device=seeds.device) if isinstance(seeds, Tensor) else np.arange(1, _LANES + 1)
-    words = _joined(_words(block[:, None], lanes[None], seeds[:, None], positions[:, None]))
+    lanes = 1 + _places(_LANES, seeds)[None]
+    words = _words(block[:, None], positions[:, None], OWN_STREAM, lanes, seeds[:, None])
     uniform = largest[:, None] * _uniform(words[:, :BLOCK])
     which = words[:, BLOCK] * BLOCK >> 32
     uniform[range(len(which)), which] = largest

@@ -4,11 +4,10 @@ A symmetric stable law of index a is closed under linear maps of independent coo
 
     X_j ~ S(loc_j, scale_j) independent  =>  sum_j w_j X_j + b ~ S(sum_j w_j loc_j + b, (sum_j |w_j|^a scale_j^a)^(1/a))
 
-a = 1 is the Cauchy law (the specification), a = 2 the Gaussian one, whose `scale` is its standard deviation. Those between
-are laws of values: `intermediate_stable`.
+a = 1 is the Cauchy law (the specification), a = 2 the Gaussian one, whose `scale` is its standard deviation.
 
-Everything is a pure function of tensors. Arithmetic runs in float32, or in float64 where an argument is float64; half
-precision is raised first, because 1/2 + atan(x)/pi is already 0 at x = -1e4 in bfloat16 (theory 3.6).
+Arithmetic runs in float32, or in float64 where an argument is float64; half precision is raised first, because
+1/2 + atan(x)/pi is already 0 at x = -1e4 in bfloat16 (theory 3.6).
 """
 
 import math
@@ -37,8 +36,7 @@ def widen(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def log1p_square(gap: Tensor, scale: Tensor) -> Tensor:
-    """ln(1 + (gap/scale)^2), elementwise, scale > 0; finite for every finite gap, however far it lies beyond the square root
-    of what a float holds."""
+    """ln(1 + (gap/scale)^2), elementwise, scale > 0; finite for every finite gap."""
     far = gap.abs() > 1e8 * scale
     z = torch.where(far, 0.0, gap) / scale
     log_ratio = torch.where(far, gap.abs(), 1.0).log() - torch.where(far, scale, 1.0).log()
@@ -86,7 +84,7 @@ class StableFamily(ABC):
         """log P(X <= x), exact in both tails."""
 
     def log_sf(self, x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-        """log P(X > x), exact in both tails: by symmetry log_cdf of the mirrored variable."""
+        """log P(X > x), exact in both tails: by symmetry."""
         return self.log_cdf(-x, -loc, scale)
 
     @abstractmethod
@@ -134,10 +132,8 @@ class StableFamily(ABC):
         return self.log_cdf(x, loc, scale).exp()
 
     def log_cdf_and_hazard(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """log F(x) and its derivative f(x)/F(x) under the standard law, each [N, V]; for losses written out by hand.
-
-        x >= 0, which is where a vocabulary's tokens are, takes a fast form of float32 that is as exact.
-        """
+        """log F(x) and its derivative f(x)/F(x) under the standard law, each [N, V]; for losses written out by hand. x >= 0,
+        where a vocabulary's tokens are, takes a fast form of float32 that is as exact."""
         if x.dtype != torch.float32 or x.device.type != "cpu":
             return self._log_cdf_and_hazard(x)
         log_cdf, hazard = self._upper_log_cdf_and_hazard(x)
@@ -216,8 +212,8 @@ class Cauchy(StableFamily):
     information = 0.5
 
     def log_cdf(self, x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-        """log(atan2(scale, loc - x) / pi): the angle is exact in both tails and nothing is divided (theory 3.6), but where the
-        angle, scale/(loc - x), is too small for a number."""
+        """log(atan2(scale, loc - x) / pi): the angle is exact in both tails (theory 3.6); where it is too small for a number,
+        log(scale/(loc - x)/pi)."""
         x, loc, scale = torch.broadcast_tensors(*widen(x, loc, scale))
         gap = loc - x
         angle = torch.atan2(scale, gap)
@@ -236,8 +232,7 @@ class Cauchy(StableFamily):
         return -torch.log(math.pi * scale) - log1p_square(x - loc, scale)
 
     def _log_between(self, low: Tensor, high: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-        """The angle between the two ends, seen from the pole: nothing is subtracted that nearly agrees. In float64, where no
-        product of two float32 is too large."""
+        """The angle between the two ends, seen from the pole: nothing is subtracted that nearly agrees. In float64."""
         dtype, (low, high, loc, scale) = low.dtype, (t.double() for t in (low, high, loc, scale))
         a, b, apart = (low - loc) / scale, (high - loc) / scale, (high - low) / scale
         far = a * b > 1e16  # there both sides of the angle are divided by a b, which a float may not hold
@@ -248,7 +243,7 @@ class Cauchy(StableFamily):
         return torch.log(torch.atan2(opposite, adjacent) / math.pi).to(dtype)
 
     def quantile(self, p: Tensor) -> Tensor:
-        """tan(pi (p - 1/2)); outside the quartiles a cotangent of the nearer tail, so that no digit of a small tail is lost."""
+        """tan(pi (p - 1/2)); outside the quartiles a cotangent of the nearer tail, which loses no digit of it."""
         (p,) = widen(p)
         centre = p - 0.5
         of_tail = torch.where(centre < 0, -1.0, 1.0) / torch.tan(math.pi * torch.where(centre < 0, p, 1 - p))
@@ -283,8 +278,7 @@ class Gaussian(StableFamily):
         return log_ndtr(standardized(*widen(x, loc, scale)))
 
     def _upper_log_cdf_and_hazard(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """log1p(-p) and phi/(1 - p), p = erfc(x/sqrt 2)/2, which torch has vectorized, and exact as far as p is a number. Of a
-        small p, where torch's log1p is slow, log1p(-p) is -p."""
+        """log1p(-p), which is -p of a small p, where torch's log1p is slow, and phi/(1 - p); p = erfc(x/sqrt 2)/2."""
         p = torch.special.erfc(torch.mul(x, math.sqrt(0.5))).mul_(0.5)
         large = p.clamp(min=1e-9)
         log_cdf = torch.neg(large).log1p_().add_(large).sub_(p)
@@ -306,9 +300,8 @@ class Gaussian(StableFamily):
         return -torch.log(scale) - 0.5 * math.log(2 * math.pi) - 0.5 * standardized(x, loc, scale) ** 2
 
     def _log_between(self, low: Tensor, high: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-        """log(Phi(b) - Phi(a)), mirrored where that lies in the upper tail; in float64. Below 0, log Phi is a parabola and the
-        logarithm of Mills' ratio, of which the first is a product of b - a. Where b - a is so small that the density hardly
-        changes, that times its middle."""
+        """log(Phi(b) - Phi(a)), mirrored where that lies in the upper tail; in float64. Below 0, log Phi is a parabola, whose
+        difference is a product of b - a, and the logarithm of Mills' ratio; where b - a is tiny, it times the density."""
         dtype, (low, high, loc, scale) = low.dtype, (t.double() for t in (low, high, loc, scale))
         a, b, apart = standardized(low, loc, scale), standardized(high, loc, scale), (high - low) / scale
         mirrored = a + b > 0

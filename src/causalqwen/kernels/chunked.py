@@ -58,6 +58,7 @@ class Block:
 
     scores: [N, v], in the dtype of the products. scale: [N], or the powers scale_S^a [N, v]. thresholds: [1, 1], [1, v]
     or [N, 1]. targets: [N], counted from the block's first row. column_weights: [v], 0 for rows that take no part, or None.
+    row_weights: [N] or None. of_scores, of_scale: whether their gradients are wanted.
     """
 
     scores: Tensor
@@ -65,18 +66,17 @@ class Block:
     thresholds: Tensor
     targets: Tensor
     column_weights: Tensor | None
+    row_weights: Tensor | None
+    of_scores: bool
+    of_scale: bool
 
 
-Stage = Callable[[Block, OvrTask, Tensor, Tensor | None, bool, bool], Tensor | None]
+Stage = Callable[[Block, OvrTask, Tensor], Tensor | None]
 """What lies between the products; see `tiled_stage`."""
 
 
 def one_pass(
-    scored: Scored,
-    task: OvrTask,
-    wanted: tuple[bool, ...],
-    row_weights: Tensor | None,
-    stage: Stage,
+    scored: Scored, task: OvrTask, wanted: tuple[bool, ...], row_weights: Tensor | None, stage: Stage
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Losses [N] and the gradients of their sum (weighted by `row_weights`) for the wanted of the five tensors."""
     loc, scale, weight, bias, thresholds = scored
@@ -89,7 +89,6 @@ def one_pass(
     for place, (tensor, want) in enumerate(zip(scored, wanted, strict=True)):
         if want:  # each block's rows of dW are final: no wider accumulator, no zeros
             gradients[place] = torch.empty_like(weight) if place == 2 else torch.zeros_like(tensor, dtype=wide)
-    of_scores_wanted = wanted[0] or wanted[2] or wanted[3] or wanted[4]
     of_scales_wanted = wanted[1] or (own and wanted[2])
     powers = (scale.to(loc.dtype) if law.alpha == 1 else scale.to(loc.dtype) ** law.alpha) if own else None
     most = BLOCK if loc.device.type == "cpu" else BLOCK_ON_GPU
@@ -104,8 +103,11 @@ def one_pass(
             (thresholds[part].unsqueeze(0) if thresholds.dim() == 1 else thresholds.reshape(-1, 1)).to(wide),
             task.targets - start,
             _column_weights(task, part, wide),
+            row_weights,
+            wanted[0] or any(wanted[2:]),
+            of_scales_wanted,
         )
-        of_scale = stage(block, task, losses, row_weights, of_scores_wanted, of_scales_wanted)
+        of_scale = stage(block, task, losses)
         of_scores = block.scores  # written over
         if gradients[0] is not None:
             gradients[0] += of_scores @ rows
@@ -138,22 +140,12 @@ def _column_weights(task: OvrTask, part: slice, wide: torch.dtype) -> Tensor | N
     return task.mask[part].to(wide) if weights is None else weights * task.mask[part]
 
 
-def tiled_stage(
-    block: Block,
-    task: OvrTask,
-    losses: Tensor,
-    row_weights: Tensor | None,
-    of_scores_wanted: bool,
-    of_scales_wanted: bool,
-) -> Tensor | None:
-    """Add the block's part of every loss to `losses` [N]; gradients take the place of the scores and of their powers.
-
-    Returns:
-        the gradient of the positions' scale [N], where they have one each and it is wanted.
-    """
+def tiled_stage(block: Block, task: OvrTask, losses: Tensor) -> Tensor | None:
+    """Add the block's part of every loss to `losses` [N]; gradients take the place of the scores and of their powers. That of
+    the positions' scale [N] is returned, where they have one each and it is wanted."""
     law, slope, wide = task.law, task.slope, losses.dtype
     own = block.scale.dim() == 2
-    of_scale = torch.zeros_like(losses) if of_scales_wanted and not own else None
+    of_scale = torch.zeros_like(losses) if block.of_scale and not own else None
     height = len(losses) if losses.device.type != "cpu" else max(1, TILE // block.scores.shape[1])
     for top in range(0, len(losses), height):
         tile = slice(top, top + height)
@@ -172,12 +164,12 @@ def tiled_stage(
             hazard.mul_(block.column_weights)
         losses[tile] -= log_cdf.sum(-1)
         _put_targets(losses[tile], log_cdf, hazard, x, block.targets[tile], law, task.column_weights is None)
-        if not (of_scores_wanted or of_scales_wanted):
+        if not (block.of_scores or block.of_scale):
             continue
-        if row_weights is not None:
-            hazard.mul_(row_weights[tile].unsqueeze(1))
+        if block.row_weights is not None:
+            hazard.mul_(block.row_weights[tile].unsqueeze(1))
         hazard.div_(s)
-        if of_scales_wanted:
+        if block.of_scale:
             of_base = hazard * x
             if slope and law.alpha != 1:
                 of_base.mul_((base / s) ** (law.alpha - 1))
@@ -185,7 +177,7 @@ def tiled_stage(
                 of_scale[tile] = of_base.sum(-1)
             else:
                 block.scale[tile] = of_base if law.alpha == 1 else of_base / (law.alpha * base ** (law.alpha - 1))
-        if of_scores_wanted:
+        if block.of_scores:
             if slope:
                 fall = x.clamp_(min=0).mul_(-slope / law.alpha)
                 hazard.mul_((fall if law.alpha == 1 else fall.div_(s ** (law.alpha - 1))).add_(1.0))

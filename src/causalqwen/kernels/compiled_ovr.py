@@ -105,25 +105,14 @@ def _fused() -> Callable[..., tuple[Tensor, Tensor]]:
     return torch.compile(_stage, dynamic=True)
 
 
-def compiled_stage(
-    block: Block,
-    task: OvrTask,
-    losses: Tensor,
-    row_weights: Tensor | None,
-    of_scores_wanted: bool,
-    of_scales_wanted: bool,
-) -> Tensor | None:
-    """`chunked.tiled_stage` as one compiled loop; the same contract.
-
-    Raises:
-        TypeError: float64, which only "chunked" and "reference" have.
-    """
+def compiled_stage(block: Block, task: OvrTask, losses: Tensor) -> Tensor | None:
+    """`chunked.tiled_stage` as one compiled loop; the same contract. TypeError for float64."""
     if losses.dtype != torch.float32:
         raise TypeError("impl='compiled' computes in float32: use 'chunked' or 'reference' for float64")
     # Ones where there are no weights: fewer variants to compile, and no slower.
     positions, columns = block.scores.shape
     column_weights = losses.new_ones(columns) if block.column_weights is None else block.column_weights
-    row_weights = losses.new_ones(positions) if row_weights is None else row_weights.detach().contiguous()
+    row_weights = losses.new_ones(positions) if block.row_weights is None else block.row_weights.detach().contiguous()
     # A variant for each law, slope, kind of scale and of thresholds; numbers are constants in the loop, not read in it.
     with torch._dynamo.config.patch(recompile_limit=64, specialize_float=True):
         added, of_scale = _fused()(

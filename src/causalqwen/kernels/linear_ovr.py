@@ -2,9 +2,8 @@
 
     loc_S = loc W^T + b,   scale_S = scale (one per position) or |W| scale,   L = -log P_y - sum_{k != y} log(1 - P_k)
 
-Given its thresholds OvR has no normaliser, so a block of the vocabulary gives its part of the loss and of every gradient on
-its own: one pass over blocks computes both, its derivatives written out. `impl="reference"` is the slow obvious form that the
-others are tested against.
+OvR has no normaliser, so a block of the vocabulary gives its part of the loss and of every gradient on its own: one pass over
+blocks computes both, its derivatives written out. `impl="reference"` is the slow form that the others are tested against.
 """
 
 import importlib.util
@@ -18,12 +17,13 @@ from torch.nn import functional as F
 
 from causalqwen.distributions import SCALE_FLOOR, get_family, upcast
 from causalqwen.kernels.chunked import OvrTask, Scored, Stage, one_pass, tiled_stage
-from causalqwen.losses import IGNORE_INDEX, NO_TARGET, check_targets, graded_scale, ovr_loss
+from causalqwen.kernels.compiled_ovr import compiled_stage
+from causalqwen.losses import IGNORE_INDEX, NO_TARGET, check_reduction, check_targets, graded_scale, ovr_loss
 
 
 @dataclass
 class Negatives:
-    """A weighted sample of the wrong tokens: given its thresholds OvR has no normaliser, so a part of the sum stands for all.
+    """A weighted sample of the wrong tokens.
 
     Token k is taken with probability pi_k and counts 1/pi_k times (Horvitz and Thompson 1952): the loss and every gradient
     are those of the whole vocabulary in expectation. pi_k = min(1, c q_k), so the tokens that matter are taken always, and the
@@ -35,13 +35,10 @@ class Negatives:
 
 
 def inclusion_probabilities(importance: Tensor, size: int) -> Tensor:
-    """pi [V] = min(1, c q), c such that they sum to `size`; float64.
+    """pi [V] = min(1, c q), c such that they sum to `size`; float64. ValueError for a size that tokens of q > 0 cannot give.
 
     importance q: [V], the order of magnitude of what each token adds to the gradient, such as the root mean square of its
     probability plus a floor; tokens of importance 0 are never taken and never count.
-
-    Raises:
-        ValueError: a size that is not within 1 to the number of tokens of positive importance.
     """
     q = importance.double()
     possible = int((q > 0).sum())
@@ -83,7 +80,6 @@ def linear_ovr_loss(
     also_right: Tensor | None = None,
     vocabulary_mask: Tensor | None = None,
     negatives: Negatives | None = None,
-    ignore_index: int = IGNORE_INDEX,
     reduction: str = "mean",
     chunk_size: int | None = None,
     impl: str = "auto",
@@ -97,12 +93,8 @@ def linear_ovr_loss(
             every token its own scale |W_k| scale. Positive.
         weight: [V, C]; bias: [V] or None.
         thresholds: a number, [V], or [N, 1]. slope: see `graded_scale`.
-        targets: int64 [N]; `ignore_index` for positions without a loss, `NO_TARGET` where none of the V tokens is right.
-        also_right: int64 [N, R], further right tokens, see `ovr_loss`; never among the wrong ones of a sample.
-        vocabulary_mask: bool [V]; False rows take no part.
-        negatives: a weighted sample of the wrong tokens (`sample_negatives`): the loss and its gradients are then those of
-            the whole vocabulary in expectation, at the cost of the sample.
-        reduction: "none" [N], "sum", or "mean" over positions that have a loss.
+        targets, also_right, vocabulary_mask, reduction: see `ovr_loss`; int64 [N], int64 [N, R], bool [V].
+        negatives: a weighted sample of the wrong tokens (`sample_negatives`), among which no right one counts.
         chunk_size: rows of W at a time; memory grows with N x chunk_size. None: four million scores (67 on a GPU),
             or half as many and their scales.
         impl: "chunked", blocks in plain torch; "compiled", the same with what lies between the products fused by
@@ -120,8 +112,7 @@ def linear_ovr_loss(
         raise ValueError(
             "the weight is a sharded DTensor: compute the loss inside the FSDP unit that gathers it, or hand it full_tensor()"
         )
-    if reduction not in ("none", "sum", "mean"):
-        raise ValueError(f"unknown reduction {reduction!r}; use 'none', 'sum' or 'mean'")
+    check_reduction(reduction)
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"unknown impl {impl!r}; use one of {', '.join(IMPLEMENTATIONS)}")
     thresholds = torch.as_tensor(thresholds, dtype=upcast(loc).dtype, device=loc.device)
@@ -129,10 +120,12 @@ def linear_ovr_loss(
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         loc, weight, bias = (t if t is None else t.to(dtype) for t in (loc, weight, bias))
-    valid = targets != ignore_index
+    valid = targets != IGNORE_INDEX
     check_targets(targets[valid], weight.shape[0], vocabulary_mask)
     with torch.autocast(device, enabled=False):
-        if impl == "reference" and negatives is None:
+        if impl == "reference":
+            if negatives is not None:
+                raise ValueError("the reference has no sample of negatives: it is the whole vocabulary")
             own = law.linear_scale(upcast(scale), upcast(weight)).clamp(min=SCALE_FLOOR) if scale.dim() == 2 else None
             return ovr_loss(
                 F.linear(loc, weight, bias),
@@ -143,11 +136,8 @@ def linear_ovr_loss(
                 slope=slope,
                 also_right=also_right,
                 vocabulary_mask=vocabulary_mask,
-                ignore_index=ignore_index,
                 reduction=reduction,
             )
-        if impl == "reference" and negatives is not None:
-            raise ValueError("the reference has no sample of negatives: it is the whole vocabulary")
         if not bool(valid.all()):
             loc, scale, targets = loc[valid], scale[valid], targets[valid]
             also_right = None if also_right is None else also_right[valid]
@@ -183,9 +173,8 @@ def _sampled_loss(scored: Scored, task: OvrTask, negatives: Negatives, impl: str
     some = (None if bias is None else bias[ids], thresholds[ids] if thresholds.dim() == 1 else thresholds)
     right = (task.targets != NO_TARGET).nonzero().squeeze(-1)
     targets = task.targets[right]
-    sampled, of_targets = weight[torch.cat([ids, targets])].split(
-        [len(ids), len(targets)]
-    )  # one gradient as large as W
+    both = torch.cat([ids, targets])  # for one gradient as large as W
+    sampled, of_targets = weight[both].split([len(ids), len(targets)])
     losses = _LinearOvr.apply(loc, scale, sampled, *some, wrong, impl, share)
 
     passed, _ = _of_pairs(scored, task, right, targets, of_targets)
@@ -199,8 +188,7 @@ def _of_pairs(scored: Scored, task: OvrTask, places: Tensor, tokens: Tensor, row
     at = (upcast(loc[places]) * rows).sum(-1) + (0.0 if bias is None else bias[tokens])
     own = scale[places]
     if scale.dim() == 2:
-        power = (upcast(own) ** task.law.alpha * rows.abs() ** task.law.alpha).sum(-1)
-        own = power.clamp(min=1e-30) ** (1 / task.law.alpha)
+        own = task.law.root((upcast(own) ** task.law.alpha * rows.abs() ** task.law.alpha).sum(-1))
     threshold = thresholds
     if thresholds.dim():
         threshold = thresholds[tokens] if thresholds.dim() == 1 else thresholds[places].squeeze(-1)
@@ -214,7 +202,7 @@ def _added(losses: Tensor, places: Tensor, terms: Tensor, share: float | None) -
 
 
 def _stage_of(impl: str, loc: Tensor) -> Stage:
-    """Imported where they are used: neither Triton nor torch.compile need be there."""
+    """The stage of an implementation, imported where it is used: Triton need not be there."""
     if impl == "auto":
         with_triton = loc.is_cuda and loc.dtype != torch.float64 and importlib.util.find_spec("triton") is not None
         impl = "triton" if with_triton else "chunked"
@@ -222,11 +210,7 @@ def _stage_of(impl: str, loc: Tensor) -> Stage:
         from causalqwen.kernels.triton_ovr import triton_stage
 
         return triton_stage
-    if impl == "compiled":
-        from causalqwen.kernels.compiled_ovr import compiled_stage
-
-        return compiled_stage
-    return tiled_stage
+    return compiled_stage if impl == "compiled" else tiled_stage
 
 
 class _LinearOvr(torch.autograd.Function):

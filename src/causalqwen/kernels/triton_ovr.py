@@ -126,23 +126,12 @@ def _stage(
         tl.store(of_scale + row, scale_gradient)
 
 
-def triton_stage(
-    block: Block,
-    task: OvrTask,
-    losses: Tensor,
-    row_weights: Tensor | None,
-    of_scores_wanted: bool,
-    of_scales_wanted: bool,
-) -> Tensor | None:
-    """`chunked.tiled_stage` as a kernel; the same contract.
-
-    Raises:
-        TypeError: float64, which only the other implementations have.
-    """
+def triton_stage(block: Block, task: OvrTask, losses: Tensor) -> Tensor | None:
+    """`chunked.tiled_stage` as a kernel; the same contract. TypeError for float64."""
     if losses.dtype != torch.float32:
         raise TypeError("impl='triton' computes in float32: use 'chunked' or 'reference' for float64")
     own = block.scale.dim() == 2
-    of_scale = torch.zeros_like(losses) if of_scales_wanted and not own else None
+    of_scale = torch.zeros_like(losses) if block.of_scale and not own else None
     by = 2 if block.thresholds.shape[1] == 1 and len(block.thresholds) > 1 else int(block.thresholds.shape[1] > 1)
     empty = losses  # a pointer that is never read
     _stage[(len(losses),)](
@@ -151,7 +140,7 @@ def triton_stage(
         block.thresholds.contiguous(),
         block.targets,
         empty if block.column_weights is None else block.column_weights,
-        empty if row_weights is None else row_weights.contiguous(),
+        empty if block.row_weights is None else block.row_weights.contiguous(),
         losses,
         empty if of_scale is None else of_scale,
         block.scores.shape[1],
@@ -160,11 +149,11 @@ def triton_stage(
         OWN=own,
         THRESHOLDS=by,
         COLUMNS=block.column_weights is not None,
-        ROWS=row_weights is not None,
+        ROWS=block.row_weights is not None,
         POSITIVE=task.column_weights is None,
         SLOPED=task.slope != 0,
-        OF_SCORES=of_scores_wanted,
-        OF_SCALES=of_scales_wanted,
+        OF_SCORES=block.of_scores,
+        OF_SCALES=block.of_scale,
         WIDTH=_WIDTH,
     )
     return of_scale

@@ -24,7 +24,7 @@ from causalqwen.modeling.backbones import align_parameters
 from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.context import packed_mask, seen_positions, sequence_starts, without
-from causalqwen.modeling.embedding import FourierEncoding, NumericEmbedding
+from causalqwen.modeling.embedding import GatedFeatures, NumericEmbedding
 from causalqwen.modeling.generation import CausalGenerationMixin
 from causalqwen.modeling.layer_shift import speaking
 from causalqwen.modeling.outputs import CACHE, CausalQwenOutput
@@ -76,18 +76,12 @@ class GraftedModel(PreTrainedModel, laws.GraftModules, CausalGenerationMixin):
             module.reset_buffers()
         if isinstance(module, NumericEmbedding):
             torch.nn.init.zeros_(module.row)
-            if module.gate_bias is not None:
-                torch.nn.init.zeros_(module.gate_bias)
             length = self.config.initial_direction
             torch.nn.init.normal_(module.direction, std=length * self.config.hidden_size**-0.5)
             if self.config.normalize_direction:
                 module.direction.mul_(length / module.direction.norm())
-        if isinstance(module, FourierEncoding):
-            with torch.random.fork_rng(devices=()):  # whatever is drawn behind it does not depend on it
-                seed = int(torch.randint(2**62, ()))
-            own = torch.Generator(module.weight.device).manual_seed(seed)
-            std = self.config.initial_direction * self.config.hidden_size**-0.5
-            torch.nn.init.normal_(module.weight, std=std, generator=own)
+        if isinstance(module, GatedFeatures):
+            torch.nn.init.zeros_(module.gate_bias)
         if isinstance(module, ValueBranch):
             module.log_noise.zero_()
             module.feature_mean.zero_()

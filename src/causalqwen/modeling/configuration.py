@@ -11,7 +11,7 @@ from transformers.models.auto import CONFIG_MAPPING
 
 from causalqwen.checking import Count, Finite, NotNegative, Positive, Share, check_values, one_of
 from causalqwen.decoding import CausalDecoding
-from causalqwen.distributions import FAMILIES, VALUE_FAMILIES
+from causalqwen.distributions import FAMILIES
 from causalqwen.modeling.context import CONTEXTS, Context
 from causalqwen.modeling.scores import SCORE_SCALES
 from causalqwen.numbers import ValueTransform
@@ -81,7 +81,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
             "domains", "domain",
         ),
         "numbers_in": (
-            "number_context", "number_embedding", "number_encoding", "initial_direction", "normalize_direction",
+            "number_context", "number_embedding", "initial_direction", "normalize_direction",
         ),
         "scores": (
             "score_scale", "token_thresholds", "vocabulary_family", "own_scores",
@@ -130,17 +130,13 @@ class CausalQwenConfig(PreTrainedConfig):
             deviation of eps_k at the start; None for one threshold. `logits` are then loc_S - eps_k.
         own_scores: W_cls and b_cls of the scores are the model's own, not the backbone's lm_head, and can be trained while that
             and the embedding stay; a causal size below H has them anyway. See `own_scores`.
-        vocabulary_family, value_family: the stable law of the scores and of the value, "cauchy" or "gaussian"; of the value
-            also "stable-1.25", "stable-1.5" and "stable-1.75", whose tails lie between.
+        vocabulary_family, value_family: the stable law of the scores and of the value, "cauchy" or "gaussian".
         initial_scale, initial_noise, initial_threshold: gamma, |b_noise| and C at the start.
         number_context: what the context holds of a number: "value", `<NUM>` with its value; "digits", `<NUM>`, which the
             backbone does not see, and the number as it is written; "both". See `modeling.context`.
-        number_embedding: "added", embed(x) + phi(v), "multiplied", embed(x) sigmoid(v w + b) (`NumericEmbedding`), or
-            "features", z sigmoid(v w + b) behind the backbone (`GatedFeatures`).
-        number_encoding: how a value is added: "log", phi(v), or "fourier", phi(v) + B f(v), which tells its digits too: see
-            `fourier_features`.
-        initial_direction: length of the direction w of numbers at the start, on average, and of each column of B: coordinates
-            are normal with this over the square root of H. normalize_direction: make w's exactly that (overview 4, step 1).
+        number_embedding: "added", embed(x) + phi(v), or "features", z sigmoid(v w + b) behind the backbone (`GatedFeatures`).
+        initial_direction: length of the direction w of numbers at the start, on average: coordinates are normal with this over
+            the square root of H. normalize_direction: make it exactly that (overview 4, step 1).
         value_transform: see `ValueTransform`; fitted when the value head is trained.
         value_range: smallest and largest training value; quantiles are clipped to it, widened by its own width, when
             a CRPS is taken from them.
@@ -189,14 +185,13 @@ class CausalQwenConfig(PreTrainedConfig):
     score_slope: NotNegative = 0.0
     token_thresholds: NotNegative | None = None
     vocabulary_family: Annotated[str, one_of(FAMILIES)] = "cauchy"
-    value_family: Annotated[str, one_of(VALUE_FAMILIES)] = "cauchy"
+    value_family: Annotated[str, one_of(FAMILIES)] = "cauchy"
     own_scores: bool = False
     initial_scale: Positive = 1.0
     initial_noise: NotNegative = 1.0
     initial_threshold: Finite = 0.0
     number_context: Annotated[str, one_of(CONTEXTS)] = "value"
-    number_embedding: Literal["added", "multiplied", "features"] = "added"
-    number_encoding: Literal["log", "fourier"] = "log"
+    number_embedding: Literal["added", "features"] = "added"
     initial_direction: NotNegative = 1.0
     normalize_direction: bool = False
 
@@ -319,12 +314,8 @@ class CausalQwenConfig(PreTrainedConfig):
             raise ValueError(f"max_scale {self.max_scale} leaves no room above the initial scale {self.initial_scale}")
         if self.domain is not None and self.domain not in self.domains:
             raise ValueError(f"there is no domain {self.domain!r}; known domains: {', '.join(self.domains) or 'none'}")
-        asked = {
-            "number_encoding='fourier'": self.number_encoding == "fourier",
-            "value_crossing above 1": self.value_crossing > 1,
-        }
-        for what in filter(asked.get, asked):
-            self.require(what)
+        if self.value_crossing > 1:
+            self.require("value_crossing above 1")
         _check_axis("", self.value_transform, self.value_range)
         for name, axis in self.class_values.items():
             if axis.keys() != set(_AXIS):

@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from causalqwen.checking import check_values, nearest
-from causalqwen.distributions import get_family, get_value_family
+from causalqwen.distributions import get_family
 from causalqwen.modeling.backbones import align_parameters, check_graftable, free_rows, resolve_backbone
 from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.configuration import STARTS, CausalQwenConfig, context_length
@@ -260,7 +260,7 @@ def renew_values(model: Any, **config: Any) -> None:
     for name in VALUE_MODULES:
         part = made[name]
         setattr(model, name, None if part is None else part.to(model.device))
-    model.action.value_law = get_value_family(model.config.value_family)
+    model.action.value_law = get_family(model.config.value_family)
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ from causalqwen.parts.copying import Candidates, CopyHead
 from causalqwen.parts.crossing import Crossing
 from causalqwen.parts.kernel_reader import KernelReader
 from causalqwen.parts.perceptron import ResidualPerceptron
-from causalqwen.parts.value_axes import OneAxis, value_axes
+from causalqwen.parts.value_axes import ValueAxes
 
 _FROZEN: ContextVar[tuple[list[Vocabulary], ...]] = ContextVar("frozen", default=())
 """Vocabularies of the models whose weights stand still here, one each; empty where they do no more: of a thread, and of
@@ -35,11 +35,7 @@ def make_heads(config: CausalQwenConfig) -> dict[str, nn.Module | None]:
     size = config.causal_size
     made: dict[str, nn.Module | None] = {}
     made["numeric_embedding"] = (GatedFeatures if config.number_embedding == "features" else NumericEmbedding)(
-        config.hidden_size,
-        config.num_token_id,
-        config.num_token_appended,
-        multiplied=config.number_embedding != "added",
-        fourier=config.number_encoding == "fourier",
+        config.hidden_size, config.num_token_id, config.num_token_appended
     )
     abduction = AbductionNetwork(
         config.hidden_size,
@@ -107,9 +103,9 @@ class GraftModules:
         return self.value_kernel or self.value_branch or PlainReader()
 
     @property
-    def value_axes(self) -> OneAxis:
+    def value_axes(self) -> ValueAxes:
         """The laws of values, by the class of a number; `number_class` is that of numbers which name none."""
-        return value_axes(self.config, self.number_class)
+        return ValueAxes(self.config, self.number_class)
 
     @property
     def value_law(self) -> ValueLaw:

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.utils import logging
 
 from causalqwen.decoding import Individual
-from causalqwen.distributions import StableFamily, get_value_family
+from causalqwen.distributions import StableFamily, get_family
 from causalqwen.files import batches, finite
 from causalqwen.losses import quantile_crps
 from causalqwen.modeling.base import GraftedModel
@@ -457,8 +457,7 @@ def or_copied(of_new: Sequence[NumberPrediction], copies: Any) -> list[NumberPre
 
 def check_speaker(config: Any, individual: Individual | None) -> None:
     """ValueError for somebody whose numbers have a mixture for a law, where the model mixes copies with a single one."""
-    law = get_value_family(config.value_family)
-    if individual is not None and individual.knows_values and _is_mixed(individual, law):
+    if individual is not None and individual.knows_values and _is_mixed(individual, get_family(config.value_family)):
         config.require("the number of somebody known by draws")
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from causalqwen.distributions import SCALE_FLOOR, get_family, get_value_family, upcast
+from causalqwen.distributions import SCALE_FLOOR, get_family, upcast
 
 _ROWS_AT_ONCE = {"cpu": 1024}  # of the matrix: in a core's cache, where several passes take a seventh of the time
 _MOST_ROWS = 8192  # elsewhere
@@ -156,7 +156,7 @@ class ActionNetwork(nn.Module):
         self.score_noise: float = config.score_noise
         self.score_slope: float = config.score_slope
         self.law = get_family(config.vocabulary_family)
-        self.value_law = get_value_family(config.value_family)
+        self.value_law = get_family(config.value_family)
         self.start = config.initial_noise, config.initial_threshold, config.token_thresholds
 
         self.b_noise = nn.Parameter(torch.empty(config.causal_size))

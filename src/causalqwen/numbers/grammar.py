@@ -10,9 +10,8 @@ import math
 import re
 from typing import NamedTuple
 
-from causalqwen.numbers.money import MONEY_BEFORE, MONEY_BEHIND, SIGNS
 from causalqwen.numbers.rules import KINDS, NumberRules
-from causalqwen.numbers.table import AFTER, BEFORE, BEGIN, LEAD, table
+from causalqwen.numbers.table import AFTER, BEFORE, BEGIN, LEAD, MONEY_BEFORE, MONEY_BEHIND, SIGNS, table
 from causalqwen.numbers.words import chinese_value, english_value, fraction_value, scaled_value
 
 # Full-width signs, minus signs and hyphens, fraction slashes, and the traditional forms of Chinese numerals: a character for a

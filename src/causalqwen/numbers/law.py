@@ -4,12 +4,11 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from causalqwen.distributions import StableFamily, get_value_family
+from causalqwen.distributions import StableFamily, get_family
 from causalqwen.losses import quantile_crps
 from causalqwen.numbers.transforms import ValueTransform
 
@@ -22,21 +21,13 @@ LOSS_LEVELS = torch.arange(1, 40, dtype=torch.float64) / 40
 WANTED_LEVELS = torch.linspace(0, 1, 101, dtype=torch.float64)
 """The central levels for which a recalibration stores what the raw law needs."""
 
-_SPLITS, _MOST_SPLITS, _ALIKE = 20, 3, 1e-4
-"""Scales that `ValueLaw.fit_interval_kinds` tries as a limit between two kinds, the most limits, and the least probability
-under which two kinds' central levels are still taken to be of one law."""
-
-_FEWEST_OF_KIND = 19
-"""The fewest numbers of a kind: the least n whose rank ceil((n + 1) 0.95) is at most n."""
-
-_LEAST_REACH = 0.05
-"""Of `ValueLaw.widened`: ends of intervals nearer to loc, in scales, are those of atoms."""
-
-_MODE = 15
-"""Of `ValueLaw.mode`: steps of 1/200 in the shortest intervals, less than the likeliest of twelve values has."""
-
-_ROUNDED = 2**-7
-"""How far, as a share, loc and scale of one row may be from themselves in another batch or dtype: two units of bfloat16."""
+# Of `ValueLaw.fit_interval_kinds`: scales that are tried as a limit between two kinds, the most limits, the least probability
+# under which two kinds' central levels are still taken to be of one law, and the fewest numbers of a kind, the least n whose
+# rank ceil((n + 1) 0.95) is at most n.
+_SPLITS, _MOST_SPLITS, _ALIKE, _FEWEST_OF_KIND = 20, 3, 1e-4, 19
+_LEAST_REACH = 0.05  # of `ValueLaw.widened`: ends of intervals nearer to loc, in scales, are those of atoms
+_MODE = 15  # of `ValueLaw.mode`: steps of 1/200 in the shortest intervals, less than the likeliest of twelve values has
+_ROUNDED = 2**-7  # two units of bfloat16: how far, as a share, a row's loc and scale may move in another batch or dtype
 
 PARTS = 64
 """How many equal parts an atom counts in where levels are fitted (`ValueLaw.spread_levels`)."""
@@ -45,8 +36,7 @@ LEVELS = (0.5, 0.8, 0.9)
 """Central levels at which intervals and their coverage are told."""
 
 FEWEST_OF_CLASS = 99
-"""The fewest values of a class that has levels of its own: the least n whose rank ceil((n + 1) 0.99) is at most n, so that the
-outermost level below 100% is one that was observed. (No n supports 100% itself.)"""
+"""The fewest values of a class that has levels of its own: so many that the outermost below 100%, 0.99, was observed."""
 
 
 def level_of_quantile(p: Tensor | float) -> Tensor:
@@ -86,12 +76,11 @@ class _Calibrated:
         return self.quantile(loc, scale, low, raw=raw), self.quantile(loc, scale, high, raw=raw)
 
     def fit_interval_levels(self, loc: Tensor, scale: Tensor, values: Tensor) -> tuple[float, ...]:
-        """Raw central levels that cover each wanted level of these validation rows.
+        """Raw central levels that cover each wanted level of these validation rows; ValueError where there are none.
 
         The k-th smallest of their n central levels |2 F(y) - 1| with k = ceil((n + 1) level): the split-conformal quantile,
-        so that an interval covers at least `level` of new exchangeable rows on average; 1 is reached only where n rows cannot
-        support the level, and is kept below it so that intervals stay finite. An atom counts in parts, one for each of its
-        `spread_levels`.
+        so that an interval covers at least `level` of new exchangeable rows on average. An atom counts in parts, one for each
+        of its `spread_levels`.
         """
         if values.numel() == 0:
             raise ValueError("cannot recalibrate intervals: the validation rows hold no number")
@@ -100,11 +89,8 @@ class _Calibrated:
     def fit_class_interval_levels(
         self, loc: Tensor, scale: Tensor, values: Tensor, classes: Sequence[str | None]
     ) -> dict[str, list[float] | None]:
-        """`fit_interval_levels` on each class's own validation rows (Mondrian conformal prediction), by name.
-
-        classes: one per row, None for none. A class with fewer than `FEWEST_OF_CLASS` rows gets None: it takes the levels of
-        all rows.
-        """
+        """`fit_interval_levels` on each class's own validation rows (Mondrian conformal prediction), by name; None for a class
+        with fewer than `FEWEST_OF_CLASS` rows. classes: one per row, None for none."""
         central = self.spread_levels(loc, scale, values)
         return {
             name: list(_levels_that_cover(central[rows])) if len(rows) >= FEWEST_OF_CLASS else None
@@ -116,10 +102,8 @@ def _limit_between_kinds(central: Tensor, scale: Tensor) -> tuple[int, float] | 
     """A limit between central levels [n] in the order of their scales [n], where they are of two kinds: how many belong to the
     first, and the scale between both.
 
-    Limits are tried where the scales leave a wide gap, in its geometric middle, and not within a lump of rows that have one
-    scale but for rounding, which would decide on which side they lie. Taken is the one on whose sides the levels differ most
-    (Kolmogorov and Smirnov), if a difference like it has a probability below `_ALIKE` where there is none, for all that are
-    tried.
+    Limits are tried in the geometric middle of wide gaps between scales. Taken is the one on whose sides the levels differ most
+    (Kolmogorov and Smirnov), if a difference like it has a probability below `_ALIKE` where there is none, for all tried.
     """
     n, least, best = len(central), _FEWEST_OF_KIND, (0.0, 0, 0.0)
     reach = 1 + (n - 2 * least) // (_SPLITS - 1)
@@ -139,15 +123,15 @@ def _limit_between_kinds(central: Tensor, scale: Tensor) -> tuple[int, float] | 
 
 
 def _in_lump(limit: float, scale: Tensor) -> bool:
-    """Whether a limit lies among rows that have one scale but for rounding: `_FEWEST_OF_KIND` or more are within `_ROUNDED` of
-    it, and more than 0.4 of those within four times that. Of scales without a lump a quarter are, or a third at their peak."""
+    """Whether a limit lies among rows that have one scale but for rounding, which would decide their side: within `_ROUNDED` of
+    it are more than 0.4 of those within four times that. Of scales without a lump a quarter are, or a third at their peak."""
     away = (scale / limit).log().abs()
     nearest, near = int((away < _ROUNDED).sum()), int((away < 4 * _ROUNDED).sum())
     return nearest >= _FEWEST_OF_KIND and nearest > 0.4 * near
 
 
 def _levels_that_cover(central: Tensor) -> tuple[float, ...]:
-    """Levels that cover, of the `spread_levels` [n, PARTS] of n rows."""
+    """Levels that cover, of the `spread_levels` [n, PARTS] of n rows; below 1, so that intervals stay finite."""
     rank = torch.ceil(PARTS * (len(central) + 1) * WANTED_LEVELS - 1e-9).long()
     central = central.flatten().sort().values.clamp(max=1 - 1e-9)
     # The raw level that the largest observation asks for, moved half its remaining way, stands in beyond it.
@@ -185,16 +169,14 @@ class ValueLaw(_Calibrated):
 
     @property
     def stable(self) -> StableFamily:
-        return get_value_family(self.family)
+        return get_family(self.family)
 
     def _raw_quantile(self, loc: Tensor, scale: Tensor, p: Tensor) -> Tensor:
         return self.transform.inverse(loc.double() + scale.double() * self.stable.quantile(p.double()))
 
     def quantile(self, loc: Tensor, scale: Tensor, p: Tensor | float, *, raw: bool = False) -> Tensor:
-        """Quantile at p in (0, 1), in the data's units; recalibrated where levels were fitted, unless `raw`.
-
-        Quantiles go through t exactly. The median is never moved: it is t^-1(loc). ValueError for p outside (0, 1).
-        """
+        """Quantile at p in (0, 1), in the data's units; recalibrated where levels were fitted, unless `raw`. The median is
+        never moved: it is t^-1(loc). ValueError for p outside (0, 1)."""
         p = level_of_quantile(p)
         if not raw and self.interval_levels is not None:
             central = 2 * p - 1
@@ -222,8 +204,7 @@ class ValueLaw(_Calibrated):
         return torch.where(now > was, wide * most[was].to(wide), wide)
 
     def levels_at(self, scale: Tensor) -> Tensor:
-        """The raw central levels that are used for `WANTED_LEVELS` at each scale [n], float64 [n, 101]; these themselves where
-        none were fitted."""
+        """The raw central levels that are used for `WANTED_LEVELS` at each scale [n], float64 [n, 101]."""
         if self.interval_levels is None:
             return WANTED_LEVELS.expand(len(scale), -1)
         return self._raw_level(WANTED_LEVELS, scale.unsqueeze(-1)).expand(len(scale), -1)
@@ -233,9 +214,8 @@ class ValueLaw(_Calibrated):
         least scale is 0.
 
         Numbers of one template may be of two kinds: one that is certain from the words before it, and one that is not. Levels
-        that are fitted to both cover neither. The rows are parted where the central levels (`central_level`, which is 0 for an
-        atom that is expected) of those with a smaller scale and of those with a larger one differ (`_limit_between_kinds`), and
-        each part again; each kind has the levels that cover its own rows (Mondrian conformal prediction).
+        that are fitted to both cover neither. The rows are parted where the central levels (`central_level`) of those with a
+        smaller scale and of those with a larger one differ, and each part again; each kind has the levels that cover its rows.
         """
         order = scale.argsort()
         ascending, least = scale[order], self.central_level(loc, scale, values)[order]
@@ -271,8 +251,7 @@ class ValueLaw(_Calibrated):
 
     def spread_levels(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
         """Central levels |2 u - 1| [n, PARTS] of values [n] under the raw law, u at the middles of equal parts of
-        [P(Y < value), P(Y <= value)]. An atom stands at each of them alike (Czado, Gneiting and Held 2009). The levels of a
-        value that is no atom are equal. Under a law that is right they are uniform, whatever its atoms."""
+        [P(Y < value), P(Y <= value)] (Czado, Gneiting and Held 2009): under a law that is right uniform, whatever its atoms."""
         low, high = (self.stable.cdf(end, loc.double(), scale.double()) for end in self.transform.cell(value))
         middles = (torch.arange(PARTS, dtype=torch.float64, device=low.device) + 0.5) / PARTS
         return (2 * (low.unsqueeze(-1) + (high - low).unsqueeze(-1) * middles) - 1).abs()
@@ -295,8 +274,7 @@ class ValueLaw(_Calibrated):
         return torch.where(atom, self.stable.log_interval(low, high, loc, scale), density)
 
     def axis_crps(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
-        """CRPS of the raw law at t(value) from 39 quantiles on the axis, where an atom is one point (theory 3.11); its dtype is
-        that of loc and scale."""
+        """CRPS of the raw law at t(value) from 39 quantiles on the axis, where an atom is one point, in the dtype of loc."""
         quantiles = loc.unsqueeze(-1) + scale.unsqueeze(-1) * self.stable.quantile(LOSS_LEVELS).to(loc)
         target = self.transform.collapse(self.transform.forward(value))
         return quantile_crps(target.to(loc), self.transform.collapse(quantiles), LOSS_LEVELS.to(loc))
@@ -306,15 +284,15 @@ class ValueLaw(_Calibrated):
         return self.axis_crps(loc, scale, value) if kind == "crps" else -self.axis_log_prob(loc, scale, value)
 
     def log_prob(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
-        """Log density of the raw law at `value`, per unit of the data: with the Jacobian of t. Of an atom, log P(Y = value)."""
+        """Log density of the raw law at `value`, per unit of the data; of an atom, log P(Y = value)."""
         return self.axis_log_prob(loc.double(), scale.double(), value) + self.transform.log_jacobian(value)
 
     def mode(self, loc: Tensor, scale: Tensor) -> Tensor:
         """The likeliest of the 199 quantiles [n, 1] that lie in the shortest interval from one of them to the fifteenth
         beyond it, or in one of those that are equally short (Venter 1967); loc and scale [n, 1].
 
-        An atom's probability and a density, which is per unit, cannot be compared: an end of the support, where all beyond it
-        lies, would be the mode of most laws. An end that no training value reached counts only where nothing else is left.
+        An end of the support that no training value reached counts only where nothing else is left: all beyond it lies there,
+        and its probability cannot be compared with a density.
         """
         quantiles = self.quantile(loc, scale, CRPS_LEVELS)
         support, (least, greatest) = self.transform.support, self.value_range or (-math.inf, math.inf)
@@ -328,43 +306,30 @@ class ValueLaw(_Calibrated):
         return quantiles.gather(-1, log_prob.masked_fill(~within, -torch.inf).argmax(-1, keepdim=True))
 
     def crps(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
-        """CRPS of the raw law at `value`, in the data's units (lower is better).
-
-        Closed form where t is affine. Through a symlog a Cauchy's CRPS in units is infinite: then from 199 quantiles,
-        clipped to the training range widened by its own width (theory 3.11).
-        """
+        """CRPS of the raw law at `value`, in the data's units: in closed form where t is affine, else `quantile_crps`, because
+        through a symlog a Cauchy's is infinite (theory 3.11)."""
         if self.transform.is_affine:
             axis = self.transform.forward(value)
             return self.stable.crps(axis, loc.double(), scale.double()) * self.transform.width
         return self.quantile_crps(loc, scale, value)
 
     def quantile_crps(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
-        """CRPS from 199 raw quantiles, clipped where a training range is known: the rule that also scores every rival."""
+        """CRPS from 199 raw quantiles, clipped (`clip`): the rule that also scores every rival."""
         quantiles = self._raw_quantile(loc.unsqueeze(-1), scale.unsqueeze(-1), CRPS_LEVELS)
         return quantile_crps(value.double(), self.clip(quantiles), CRPS_LEVELS)
 
-    def stands(self, value: Tensor) -> Tensor:
-        """Whether each value [...] is one that the context holds: none, under a law that does not look at it."""
-        return torch.zeros_like(value, dtype=torch.bool)
+    # What `CopyLaw` says of the numbers in the context, of a law that does not look at them.
 
     def mean_beside(self, of_new: Tensor) -> Tensor:
-        """The mean of a value where that of one that the context does not hold is `of_new`: that."""
         return of_new
 
     def or_said(self, of_new: Tensor) -> Tensor:
-        """The number of the context that a value most likely is, or else `of_new`: that."""
         return of_new
 
     def of_row(self, row: int, of_new: "ValueLaw") -> "ValueLaw":
-        """The law of one row, whose new number has another law: that one."""
         return of_new
 
-    def to(self, device: torch.device | str) -> "ValueLaw":
-        """The same there: it holds no tensors."""
-        return self
-
     def beside_levels(self) -> "ValueLaw":
-        """The same law, beside which many levels may stand."""
         return self
 
     def clip(self, quantiles: Tensor) -> Tensor:
@@ -373,6 +338,15 @@ class ValueLaw(_Calibrated):
             return quantiles
         low, high = self.value_range
         return quantiles.clamp(low - (high - low), high + (high - low))
+
+
+def _of_each(method: str) -> Callable[..., Tensor]:
+    """That method of `ValueLaw`, each row's by its own class's law."""
+
+    def by_row(self: "ClassLaws", *columns: Tensor) -> Tensor:
+        return self._by_row(lambda law, of: getattr(law, method)(*(column[of] for column in columns)))
+
+    return by_row
 
 
 @dataclass(frozen=True)
@@ -387,63 +361,26 @@ class ClassLaws(_Calibrated):
     laws: tuple[ValueLaw, ...]
     of_row: Tensor
 
+    def _by_row(self, of_law: Callable[[ValueLaw, Tensor], Tensor], dim: int = 0) -> Tensor:
+        """What each law gives for the indices of its own rows, in the order of all rows again."""
+        rows = [(self.of_row == place).nonzero().flatten() for place in range(len(self.laws))]
+        parts = [of_law(law, of) for law, of in zip(self.laws, rows, strict=True)]
+        return torch.cat(parts, dim).index_select(dim, torch.cat(rows).argsort())
+
+    levels_at, clip, cdf = _of_each("levels_at"), _of_each("clip"), _of_each("cdf")
+    central_level, spread_levels = _of_each("central_level"), _of_each("spread_levels")
+    log_prob, crps, quantile_crps = _of_each("log_prob"), _of_each("crps"), _of_each("quantile_crps")
+
     def fit_interval_kinds(self, loc: Tensor, scale: Tensor, values: Tensor) -> list[tuple[float, list[float]]]:
         """One kind: scales of different axes do not compare."""
         return [(0.0, list(self.fit_interval_levels(loc, scale, values)))]
 
-    def _by_row(self, method: str, *columns: Tensor, **settings: Any) -> Tensor:
-        """That method of each law for its own rows, in the order of all rows again."""
-        rows = [(self.of_row == place).nonzero().flatten() for place in range(len(self.laws))]
-        parts = [
-            getattr(law, method)(*(column[of] for column in columns), **settings)
-            for law, of in zip(self.laws, rows, strict=True)
-        ]
-        return torch.cat(parts)[torch.cat(rows).argsort()]
-
-    def levels_at(self, scale: Tensor) -> Tensor:
-        """`ValueLaw.levels_at`."""
-        return self._by_row("levels_at", scale)
-
     def quantile(self, loc: Tensor, scale: Tensor, p: Tensor | float, *, raw: bool = False) -> Tensor:
         """`ValueLaw.quantile`. p has as many axes as loc, and rows first too, or fewer, and is then the same for all rows."""
         p = level_of_quantile(p)
-        if p.dim() < loc.dim():
-            return self._by_row("quantile", loc, scale, p=p, raw=raw)
-        return self._by_row("quantile", loc, scale, p, raw=raw)
-
-    def clip(self, quantiles: Tensor) -> Tensor:
-        """`ValueLaw.clip`."""
-        return self._by_row("clip", quantiles)
-
-    def cdf(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
-        """`ValueLaw.cdf`."""
-        return self._by_row("cdf", loc, scale, value)
-
-    def central_level(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
-        """`ValueLaw.central_level`."""
-        return self._by_row("central_level", loc, scale, value)
-
-    def spread_levels(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
-        """`ValueLaw.spread_levels`."""
-        return self._by_row("spread_levels", loc, scale, value)
-
-    def log_prob(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
-        """`ValueLaw.log_prob`."""
-        return self._by_row("log_prob", loc, scale, value)
-
-    def crps(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
-        """`ValueLaw.crps`."""
-        return self._by_row("crps", loc, scale, value)
-
-    def quantile_crps(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
-        """`ValueLaw.quantile_crps`."""
-        return self._by_row("quantile_crps", loc, scale, value)
+        of_rows = p.dim() == loc.dim()
+        return self._by_row(lambda law, of: law.quantile(loc[of], scale[of], p[of] if of_rows else p, raw=raw))
 
     def axis_losses(self, loc: Tensor, scale: Tensor, value: Tensor, kind: str) -> Tensor:
         """`ValueLaw.axis_losses` of values [n] under several laws of each at once, loc and scale [..., n]."""
-        rows = [(self.of_row == place).nonzero().flatten() for place in range(len(self.laws))]
-        parts = [
-            law.axis_losses(loc[..., of], scale[..., of], value[of], kind)
-            for law, of in zip(self.laws, rows, strict=True)
-        ]
-        return torch.cat(parts, dim=-1)[..., torch.cat(rows).argsort()]
+        return self._by_row(lambda law, of: law.axis_losses(loc[..., of], scale[..., of], value[of], kind), dim=-1)

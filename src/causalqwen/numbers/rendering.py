@@ -22,8 +22,6 @@ _UNSPACED = (  # scripts and signs after which a number follows without a space
     ("\u0e00", "\u0eff"),  # Thai, Lao
 )
 _OPENING = set("([{<#@/\\-+_~^|«‹“‘")
-
-
 _SHARE = 0.1  # of an interval: what one unit of the last written digit may be
 
 
@@ -88,8 +86,7 @@ def format_number(value: float, style: NumberStyle = PLAIN, place: int | None = 
 
 
 def brief(value: float) -> str:
-    """A value as short text for people: as it is where seven significant digits say it, as those that were observed (373.15);
-    else four of them: 417.7."""
+    """A value as short text for people: as it is where seven significant digits say it (373.15); else four: 417.7."""
     if not math.isfinite(value):
         return f"{value:g}"
     number = Decimal(repr(float(value))).normalize()
@@ -97,11 +94,8 @@ def brief(value: float) -> str:
 
 
 def last_place(value: float, width: float) -> int | None:
-    """The power of ten to which a value is written whose interval is `width` wide; None where that says nothing.
-
-    The largest that is at most a tenth of the interval, so that rounding moves the value by a twentieth of it at most; never
-    beyond the value's own first digit.
-    """
+    """The power of ten to which a value is written whose interval is `width` wide; None where that says nothing: the largest
+    that is at most a tenth of the interval, never beyond the value's own first digit."""
     if not 0 < width < math.inf:
         return None
     place = math.floor(math.log10(width * _SHARE))
@@ -134,10 +128,7 @@ def finest_place(values: Tensor) -> int:
 
 
 def round_significant(values: Tensor, digits: int, place: int | None = None) -> Tensor:
-    """Round to `digits` significant decimal digits, and to a multiple of 10^place, elementwise, in float64; zeros stay zero.
-
-    A generated number is rounded before it is written and fed back, so that text and value are the same number.
-    """
+    """Round to `digits` significant decimal digits, and to a multiple of 10^place, elementwise, in float64; zeros stay zero."""
     values = values.to(torch.float64)
     magnitude = torch.floor(torch.log10(values.abs().clamp(min=1e-300)))
     shift = digits - 1 - magnitude

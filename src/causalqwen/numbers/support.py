@@ -9,10 +9,7 @@ from torch import Tensor
 
 from causalqwen.numbers.rendering import round_significant
 
-_FEW = 12
-"""Up to so many distinct values, each met several times, are all that there are."""
-
-_TIMES = 5
+_FEW, _TIMES = 12, 5  # up to so many distinct values, each met so many times on average, are all that there are
 _FEWEST = 30
 _MOST = 10_000  # so many values are listed
 _NEAR = 1e-9  # of a step: what rounding may lose
@@ -51,8 +48,8 @@ class Support:
         """What training values [n] show of it; fewer than 30 show nothing.
 
         Few distinct values, each met often, are all there are, on the grid that holds them; so is a single one. Whole numbers
-        stay whole. An end that many rows reach is one. Values that are never negative stay so, and those between 0 and 1 stay
-        there; where none is 0, none will be below half the least.
+        stay whole. An end that many rows reach is one. Values that are never negative stay so, none of them below half the
+        least; those between 0 and 1 stay there.
         """
         values = values.double().flatten()
         if values.numel() < _FEWEST:
@@ -68,7 +65,7 @@ class Support:
         if few and (whole or bool(((places - places.round()).abs() < 1e-9).all())):
             return cls(low, high, 1.0 if whole else gap)
         often = max(_AT_END * values.numel(), _ROWS_AT_END)
-        bottom = low if counts[0] >= often else _above_zero(low)
+        bottom = low if counts[0] >= often else None if low < 0 else low / 2
         top = high if counts[-1] >= often else 1.0 if low >= 0 and high <= 1 else None
         if whole and bottom is not None:
             bottom = float(math.floor(bottom))
@@ -92,12 +89,6 @@ class Support:
             if exact is not None:
                 on_grid = torch.where((on_grid - exact).abs() <= 1e-6 * self.step, exact, on_grid)
         return on_grid
-
-    def _steps(self) -> float | None:
-        """How many from end to end; None where they are not finitely many."""
-        if self.low is None or self.high is None or self.step is None:
-            return None
-        return (self.high - self.low) / self.step
 
     def nearest(self, values: Tensor) -> Tensor:
         """The value of the support that is nearest to each, float64."""
@@ -124,14 +115,11 @@ class Support:
 
     def values(self) -> list[float] | None:
         """All of them; None where they are not finitely many, or more than 10,000."""
-        steps = self._steps()
-        if steps is None or steps >= _MOST:
+        if self.low is None or self.high is None or self.step is None:
+            return None
+        steps = (self.high - self.low) / self.step
+        if steps >= _MOST:
             return None
         places = torch.arange(round(steps) + 1, dtype=torch.float64)
         each: list[float] = self.nearest(self.low + places * self.step).tolist()
         return each
-
-
-def _above_zero(low: float) -> float | None:
-    """Half of a least value that is positive, 0 where it is 0."""
-    return None if low < 0 else low / 2

@@ -23,6 +23,8 @@ TRANSFORMS = ("identity", "affine", "symlog", "log", "quantile")
 _LARGEST_LOG = 709.0  # exp of more leaves float64
 _ATOM, _ATOM_ROWS = 0.05, 8  # an atom is a value of at least this share of the rows, and of so many of them
 _ROWS_PER_KNOT, _MOST_KNOTS = 8, 64
+_QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+_UPPER_QUARTILE = 0.6744897501960817  # of the standard normal law
 
 
 def symlog(values: Tensor) -> Tensor:
@@ -64,12 +66,10 @@ class ValueTransform:
 
     @classmethod
     def fit(cls, kind: str, values: Tensor, support: Support | None = None) -> "ValueTransform":
-        """Robust fit: center = median of s(v), width = half the interquartile range (a Cauchy's scale); of "quantile", the
-        knots, in the same units of the axis.
+        """Robust fit: center = median of s(v), width = half the interquartile range (a Cauchy's scale), of values that hardly
+        vary their largest deviation, or 1; of "quantile", the knots, or "affine" where all values are equal.
 
-        Values that hardly vary fall back to their largest deviation, then to width 1; "quantile" falls back to "affine" where
-        there are fewer than two distinct values. ValueError on an empty tensor, one that holds NaN or infinities, or, of "log",
-        a support that does not lie above 0.
+        ValueError on an empty tensor, one that holds NaN or infinities, or, of "log", a support that does not lie above 0.
         """
         if kind == "identity":
             return cls()
@@ -98,9 +98,9 @@ class ValueTransform:
         """Whether some values have a probability of their own."""
         return self.kind == "quantile" or self.support != Support()
 
-    def _columns(self) -> tuple[Tensor, Tensor]:
-        """Axis and values of the knots, float64 [k]."""
-        axis, value = torch.tensor(self.knots, dtype=torch.float64).T.contiguous()
+    def _columns(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Axis and values of the knots, float64 [k], where another tensor is."""
+        axis, value = torch.tensor(self.knots, dtype=torch.float64).T.contiguous().to(like.device)
         return axis, value
 
     def _shape(self, values: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class ValueTransform:
         if self.kind != "quantile":
             axis = (self._shape(values) - self.center) / self.width
             return axis, axis
-        axis, at = (t.to(values.device) for t in self._columns())
+        axis, at = self._columns(values)
         values = torch.where((at[0] == at[1]) & (values < at[0]), at[0], values)
         values = torch.where((at[-1] == at[-2]) & (values > at[-1]), at[-1], values)
         low = _on_line(values, at, axis, right=False)
@@ -161,7 +161,7 @@ class ValueTransform:
             axis = axis.clamp(max=self._end(self.support.high)[1])
         if self.kind != "quantile":
             return axis
-        at, values = self._columns()
+        at, values = self._columns(axis)
         shrunk = axis
         for piece in (values[1:] == values[:-1]).nonzero().flatten().tolist():
             low = at[piece].item() if piece else -torch.inf
@@ -177,7 +177,7 @@ class ValueTransform:
 
     def _inverse(self, axis: Tensor) -> Tensor:
         if self.kind == "quantile":
-            at, values = (t.to(axis.device) for t in self._columns())
+            at, values = self._columns(axis)
             return _on_line(axis.clamp(-1e150, 1e150), at, values, right=True)
         axis = axis * self.width + self.center
         if self.kind == "log":
@@ -195,12 +195,12 @@ class ValueTransform:
     def log_slope(self, values: Tensor) -> Tensor:
         """log t'(v), float64, whether or not v is an atom."""
         if self.kind == "quantile":
-            axis, at = (t.to(values.device) for t in self._columns())
+            axis, at = self._columns(values)
             piece = _piece(values, at, right=True)
             return ((axis[piece + 1] - axis[piece]) / (at[piece + 1] - at[piece])).log()
         slope = -torch.log1p(values.abs()) if self.kind == "symlog" else torch.zeros_like(values)
         if self.kind == "log":
-            slope = -values.clamp(min=torch.finfo(torch.float64).tiny).log()
+            slope = -self._shape(values)
         return slope - torch.log(torch.tensor(self.width, dtype=torch.float64))
 
     def to_dict(self) -> dict:
@@ -209,9 +209,6 @@ class ValueTransform:
         if self.support == Support():
             del fields["support"]
         return fields
-
-
-_QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
 
 
 def _quantile_knots(values: Tensor) -> tuple[tuple[float, float], ...]:
@@ -253,6 +250,3 @@ def _on_line(x: Tensor, knots: Tensor, heights: Tensor, *, right: bool) -> Tenso
     second = (before > after) | ((run == 0) & right)
     start = torch.where(second, piece + 1, piece)
     return heights[start] + (x - knots[start]) * slope
-
-
-_UPPER_QUARTILE = 0.6744897501960817  # of the standard normal law

@@ -46,22 +46,13 @@ class ValueBranch(nn.Module):
         """x, float32, of z [..., H]."""
         return (features.to(self.feature_mean.dtype) - self.feature_mean) / self.feature_std
 
-    def start_anew(self) -> None:
-        """As at a start, by torch's own generator."""
-        self.residual.reset_parameters()
-        if self.direct is not None:
-            nn.init.zeros_(self.direct)
-            nn.init.zeros_(self.along)
-
     def split(self, features: Tensor, scale: Tensor, noise: Tensor, law: StableFamily) -> tuple[Tensor, Tensor]:
         """What an individual reaches and what noise does, of scale_V [..., C] and |b_noise| [C] at features z [..., H]: scale_V
         and noise_V [C], where nobody crosses (`Crossing.split`)."""
         noise = noise * self.log_noise.exp()
-        return (
-            (scale, noise)
-            if self.crossing is None
-            else self.crossing.split(self.standardize(features), scale, noise, law)
-        )
+        if self.crossing is None:
+            return scale, noise
+        return self.crossing.split(self.standardize(features), scale, noise, law)
 
     def forward(self, features: Tensor, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """z [..., H], loc_U and scale_U [..., C] -> the loc and scale of U that the value head reads, float32."""
@@ -74,19 +65,13 @@ class ValueBranch(nn.Module):
 
 
 class PlainReader:
-    """What stands where there is no value branch: the value head reads U as the tokens do (overview 2.4)."""
+    """`ValueBranch` where there is none: the value head reads U as the tokens do (overview 2.4), and all stays as it is."""
 
     def standardize(self, features: Tensor) -> Tensor:
-        """z [..., H] as it is."""
         return features
 
-    def start_anew(self) -> None:
-        """Nothing to start."""
-
     def split(self, features: Tensor, scale: Tensor, noise: Tensor, law: StableFamily) -> tuple[Tensor, Tensor]:
-        """scale_U [..., C] and |b_noise| [C] as they are."""
         return scale, noise
 
     def __call__(self, features: Tensor, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """loc_U and scale_U [..., C] as they are."""
         return loc, scale

@@ -5,9 +5,7 @@ from typing import Any
 _SEEN = ("value", "both")
 
 NEEDS: dict[str, dict[str, Any]] = {
-    "number_encoding='fourier'": {"number_embedding": "added"},
     "the setting number_embedding": {"number_context": _SEEN},
-    "the setting number_encoding": {"number_context": _SEEN},
     "the setting initial_direction": {"number_context": _SEEN},
     "the setting normalize_direction": {"number_context": _SEEN},
     "the setting abduction_hidden_size": {"deep_abduction": True},
@@ -32,7 +30,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "the number of somebody known by draws": {"copy_numbers": False},
     "a prompt of token ids": {"number_context": "digits"},
     "the likelihood of a prompt": {"number_context": "digits"},
-    "vLLM": {"number_embedding": ("added", "multiplied")},
+    "vLLM": {"number_embedding": "added"},
     "the likelihood 'ovr' of words": {"score_scale": "common"},
 }
 """By what is asked for, the settings that it is there for; several of one setting in a tuple."""

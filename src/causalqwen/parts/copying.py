@@ -23,8 +23,8 @@ _END = 1e-12  # no quantile of the new number is asked for nearer to 0 or 1
 class Candidates:
     """The numbers in R rows, and positions [...] in these rows which may say one of them again.
 
-    features: [R, m, H], z at the place before each number, what it followed from; where nothing is before it, at its own place,
-        or zeros where the backbone does not see that place.
+    features: [R, m, H], z at the place before each number; where nothing is before it, at its own place, or zeros where the
+        backbone does not see that place.
     values: float64 [R, m]. places: int64 [R, m], where the numbers stand, `NOWHERE` where a row has fewer.
     rows, at: int64 [...], each position's row, and its place there: it is offered the numbers up to that place.
     """
@@ -40,7 +40,6 @@ class Candidates:
         return replace(self, rows=self.rows[index], at=self.at[index])
 
     def to(self, device: torch.device | str) -> "Candidates":
-        """The same there."""
         return replace(self, **{item.name: getattr(self, item.name).to(device) for item in fields(self)})
 
     @property
@@ -48,12 +47,15 @@ class Candidates:
         """bool [..., m]: whether a number stands before, or at, each position."""
         return self.places[self.rows] <= self.at.unsqueeze(-1)
 
+    @property
+    def values_offered(self) -> Tensor:
+        """float64 [..., m], +inf for those that are not."""
+        return self.values[self.rows].masked_fill(~self.offered, torch.inf)
+
     def hold(self, values: Tensor) -> Tensor:
         """Whether each value [...] is one of its candidates."""
-        offered = self.values[self.rows].masked_fill(~self.offered, torch.inf)
-        return CopyLaw(ValueLaw(), offered, offered.new_zeros(*offered.shape[:-1], 1 + offered.shape[-1])).stands(
-            values
-        )
+        offered = self.values_offered
+        return CopyLaw(ValueLaw(), offered, offered.new_zeros(1)).stands(values)
 
     @classmethod
     def of_tokens(
@@ -66,9 +68,7 @@ class Candidates:
         hidden: bool = False,
     ) -> "Candidates":
         """The candidates of a batch, for each of its positions [B, S]; features z [B, S, H]. Padding may stand on either side.
-
-        hidden: the backbone does not see numbers.
-        """
+        hidden: the backbone does not see numbers."""
         is_number = input_ids == num_token_id
         most = int(is_number.sum(-1).max()) if numeric_values is not None else 0
         places = (~is_number).int().argsort(dim=-1, stable=True)[:, :most]
@@ -106,9 +106,9 @@ class Candidates:
 
 @dataclass(frozen=True, eq=False)
 class CopyLaw:
-    """F(y) = sum_j pi_j 1[y >= v_j] + pi_0 F_0(y): a number v_j of the context again, or a new one, F_0.
+    """F(y) = sum_j pi_j 1[y >= v_j] + pi_0 F_0(y): a number v_j of the context again, or a new one.
 
-    It stands in for the `ValueLaw` of the new number: loc and scale [...] are that one's, and so are most of the methods.
+    It stands in for the `ValueLaw` of the new number, F_0: loc and scale [...] are that one's, and so are most of the methods.
 
     Args:
         of_new: F_0.
@@ -188,7 +188,6 @@ class CopyLaw:
         return CopyLaw(of_new, candidates[offered], kept)
 
     def to(self, device: torch.device | str) -> "CopyLaw":
-        """The same there."""
         return replace(self, candidates=self.candidates.to(device), log_weights=self.log_weights.to(device))
 
     def beside_levels(self) -> "CopyLaw":
@@ -199,12 +198,11 @@ class CopyLaw:
     def quantile(
         self, loc: Tensor, scale: Tensor, p: Tensor | float, *, raw: bool = False, clip: bool = False
     ) -> Tensor:
-        """inf {y : F(y) >= p} for p in (0, 1), exactly: min over k of max(v_(k), Q_0((p - W_k) / pi_0)), v_(0) = -inf.
+        """inf {y : F(y) >= p}, exactly: min over k of max(v_(k), Q_0((p - W_k) / pi_0)), v_(0) = -inf.
 
         v_(k) are the candidates in order, W_k the summed weights of the k smallest, Q_0 that of the new number, recalibrated
         unless `raw` and clipped by `ValueLaw.clip` if `clip`, with Q_0(u) = -inf for u <= 0 and +inf for u >= 1. v_(k) grows
-        with k and the other term falls: the minimum lies where they meet, and halving finds it in log2 m steps. ValueError for
-        p outside (0, 1).
+        with k and the other term falls: halving finds where they meet. ValueError for p outside (0, 1).
         """
         p = level_of_quantile(p)
         weights = self.weights()
@@ -218,9 +216,8 @@ class CopyLaw:
         values, order = self.candidates.sort(-1)
         below = weights[..., 1:].gather(-1, order).cumsum(-1)
         shape, most = torch.broadcast_shapes(loc.shape, p.shape, new.shape), values.shape[-1]
-        values = nn.functional.pad(values, (1, 1), value=torch.inf).expand(
-            *shape, -1
-        )  # at 0 none is passed, at m + 1 all are
+        # At 0 none is passed, at m + 1 all are.
+        values = nn.functional.pad(values, (1, 1), value=torch.inf).expand(*shape, -1)
         below = nn.functional.pad(below, (1, 0)).expand(*shape, -1)
 
         def of_new_behind(place: Tensor) -> Tensor:
@@ -255,7 +252,7 @@ class CopyLaw:
         return -self._either(value, -self.of_new.axis_losses(loc, scale, value, kind))
 
     def log_prob(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
-        """Log density per unit of a new value; of one in the context, the log of its candidates' probability."""
+        """Log density of a new value, per unit of the data; of one in the context, the log of its candidates' probability."""
         return self._either(value, self.of_new.log_prob(loc, scale, value))
 
     def crps(self, loc: Tensor, scale: Tensor, value: Tensor) -> Tensor:
@@ -272,13 +269,12 @@ AnyLaw = ValueLaw | ClassLaws | CopyLaw
 
 def joined(of_new: ValueLaw | ClassLaws, candidates: Sequence[Tensor], log_weights: Sequence[Tensor]) -> CopyLaw:
     """The law of the rows of several batches, one after the other: parts [n, m] and [n, 1 + m], m of each batch's own."""
-    return CopyLaw(of_new, _padded(candidates, math.inf), _padded(log_weights, -math.inf))
 
+    def padded(parts: Sequence[Tensor], end: float) -> Tensor:
+        width = max(part.shape[1] for part in parts)
+        return torch.cat([nn.functional.pad(part, (0, width - part.shape[1]), value=end) for part in parts]).double()
 
-def _padded(parts: Sequence[Tensor], end: float) -> Tensor:
-    """Parts [n, m] of different widths m as one, float64, filled with `end`."""
-    width = max(part.shape[1] for part in parts)
-    return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1]), value=end) for part in parts]).double()
+    return CopyLaw(of_new, padded(candidates, math.inf), padded(log_weights, -math.inf))
 
 
 class CopyHead(nn.Module):
@@ -314,10 +310,7 @@ class CopyHead(nn.Module):
         scores = scores.masked_fill(~candidates.offered, -torch.inf)
         return torch.cat([self.new(features), scores], dim=-1).log_softmax(-1)
 
-    def law(self, law: ValueLaw | ClassLaws, features: Tensor, keys: Tensor, candidates: Candidates | None) -> AnyLaw:
+    def law(self, law: ValueLaw | ClassLaws, features: Tensor, keys: Tensor, candidates: Candidates) -> CopyLaw:
         """The law of the values that follow features x [..., H], the positions of `candidates`: one of these, or a new number,
         whose law is given. keys: x_j [R, m, H]."""
-        if candidates is None:
-            return law
-        values = candidates.values[candidates.rows].masked_fill(~candidates.offered, torch.inf)
-        return CopyLaw(law, values, self(features, keys, candidates))
+        return CopyLaw(law, candidates.values_offered, self(features, keys, candidates))

@@ -15,16 +15,14 @@ from torch import Tensor, nn
 
 from causalqwen.distributions import StableFamily
 
-_COMPONENTS = 8  # of the features, that a start looks at
-_LEAST = 0.03  # of the widest component's spread, that a component has
+_COMPONENTS, _LEAST = 8, 0.03  # of the features, that a start looks at; of the widest one's spread, that each has
 _RIDGE = 1e-2  # of the mean square of what products are explained by
 _SAME = 1e-3  # spread of a component whose contexts are one
 _MIDDLE = 0.05  # of r, over all rows, that says which of two sides is +1
 _LEAST_SIZE, _LEAST_NOISE = 0.05, 0.01  # of who in the context where people differ most; of all that varies
 _TOLD = 0.03  # of what people differ in, that has a direction of its own
 _CLIPPED = 3.0  # residuals, in standard deviations of a normal law with their quartiles: wild values tell no direction
-_PARTS = 8  # of people, each held out in turn, to say how many components tell more of them
-_HELD = 1000  # of people who are held out, at most
+_PARTS, _HELD = 8, 1000  # of people, each held out in turn to choose the number of components; people at most
 
 
 class Crossing(nn.Module):
@@ -59,8 +57,8 @@ class Crossing(nn.Module):
 
     @torch.no_grad()
     def lean(self, standardized: Tensor, residuals: Tensor, people: Tensor) -> tuple[Tensor, float]:
-        """Start at the directions in which values of one person go together: from r = 1 for all, where two contexts say the
-        opposite, gradients lead to r = 0 and stay there.
+        """Start at the directions in which values of one person go together: from r = 1 for all, gradients may lead to r = 0
+        and stay there.
 
         The products of two residuals of one person are phi(x_i)' B phi(x_j) on average, phi the leading components of x and
         a constant, fewer where people held out are told more by fewer; the positive eigenvalues of B share the K directions
@@ -144,8 +142,8 @@ def _products(phi: Tensor, e: Tensor, people: Tensor) -> Tensor:
 
 
 def _components(told: Tensor) -> int:
-    """How many components to look at, by what each person is told [1 + k, people] under 0, 1, ..., k of them: all, or those
-    fewer ones that tell most, where that is more than what all tell by a standard error of the difference between people."""
+    """How many components to look at, by what each person is told [1 + k, people] under 0, 1, ..., k of them: those that tell
+    most, where that is more than what all tell by a standard error of the difference between people; else all."""
     gains = told - told[-1]
     total = gains.sum(1)
     total[total <= gains.std(1) * gains.shape[1] ** 0.5] = 0.0
@@ -153,9 +151,8 @@ def _components(told: Tensor) -> int:
 
 
 def _told_by_components(phi: Tensor, e: Tensor, people: Tensor) -> Tensor:
-    """log p of the values e [n] of each person, who are held out in turn, up to a constant, where the first 0, 1, ... of the
-    components phi [n, 1 + k] stand beside its constant, [1 + k, people]: e of one person is Gaussian with covariance
-    phi B phi' + noise, B and the noise those of the others."""
+    """log p of the values e [n] of each person, held out in turn, up to a constant, [1 + k, people], under the first 0, 1, ...
+    of the components phi [n, 1 + k]: Gaussian with covariance phi B phi' + noise, B and the noise those of the others."""
     owners, people = people.unique(return_inverse=True)
     known = people < _HELD
     phi, e, people, count, k = phi[known], e[known], people[known], min(len(owners), _HELD), phi.shape[1]

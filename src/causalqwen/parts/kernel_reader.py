@@ -93,8 +93,7 @@ class KernelReader(nn.Module):
         return torch.minimum(torch.maximum(made, low), high)
 
     def forward(self, features: Tensor, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """z and r [..., H + R], loc_U and scale_U [..., C], which are not read -> the law of U that the value head reads,
-        float32."""
+        """z and r [..., H + R] -> the law of U that the value head reads, float32; loc_U and scale_U [..., C] are not read."""
         loc, log_scale = self.read(features).unsqueeze(-2).unbind(-1)
         return (loc - self.shift) * self.along, (log_scale.exp() * self.unit).expand_as(scale)
 
@@ -102,9 +101,6 @@ class KernelReader(nn.Module):
         """z [..., H] as its kernel reads it, in units of about a standard deviation."""
         size = self.hidden_size
         return (features - self.mean[:size].to(features)) * self.inverse[:size].to(features) * size**0.5
-
-    def start_anew(self) -> None:
-        """Nothing to start."""
 
     def split(self, features: Tensor, scale: Tensor, noise: Tensor, law: StableFamily) -> tuple[Tensor, Tensor]:
         """What an individual reaches and what noise does, both [..., C], together the scale [..., C]."""

@@ -1,5 +1,4 @@
-"""One value axis for all numbers and interval levels for each class of them, or an axis for each class (theory 3.8): which
-models have them, how they are read, what rows have to say."""
+"""One value axis for all numbers and interval levels for each class of them, or an axis for each class (theory 3.8)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from causalqwen.numbers import ValueLaw, ValueTransform
-from causalqwen.numbers.law import ClassLaws
+from causalqwen.numbers import ClassLaws, ValueLaw, ValueTransform
 
 
 @dataclass(frozen=True)
-class OneAxis:
+class ValueAxes:
     """The laws of values in the data's units, by the class of a number.
 
     config: a `CausalQwenConfig`. own: the class of numbers that are not said to be of another; None for none.
@@ -25,23 +23,31 @@ class OneAxis:
     @property
     def known(self) -> list[str]:
         """The classes that may be named."""
-        return list(self.config.class_interval_levels or {})
+        return self.apart or list(self.config.class_interval_levels or {})
 
     @property
     def apart(self) -> list[str]:
         """The classes that have axes of their own, in their order."""
-        return []
+        return list(self.config.class_values or {})
 
     def check(self, name: str | None) -> str | None:
-        """The class that `name` stands for. ValueError for one that is not known."""
+        """The class that `name` stands for. ValueError for one that is not known, or for none where each has an axis."""
         name = self.own if name is None else name
         if name is not None and name not in self.known:
             known = ", ".join(self.known) or "none"
             raise ValueError(f"unknown class {name!r}; the classes of this model's numbers: {known}")
+        if name is None and self.apart:
+            raise ValueError(
+                "the classes of this model's numbers have axes of their own: name one of "
+                f"{', '.join(self.known)}, for each number or as the model's number_class"
+            )
         return name
 
     def axis(self, name: str | None) -> dict[str, Any]:
         """value_transform, value_range and value_place of a class."""
+        if self.apart:
+            axis: dict[str, Any] = self.config.class_values[self.check(name)]
+            return axis
         return {key: getattr(self.config, key) for key in ("value_transform", "value_range", "value_place")}
 
     def law(self, name: str | None = None) -> ValueLaw:
@@ -68,58 +74,9 @@ class OneAxis:
 
     def coded(self, codes: Tensor | None) -> ValueLaw | ClassLaws:
         """The law of values to be learned; codes int64 [n]: where classes have axes, the place of each one's in `known`."""
-        return self.law()
-
-
-@dataclass(frozen=True)
-class ClassAxes(OneAxis):
-    """Every number is of a class that has an axis."""
-
-    @property
-    def known(self) -> list[str]:
-        return list(self.config.class_values or {})
-
-    @property
-    def apart(self) -> list[str]:
-        return self.known
-
-    def check(self, name: str | None) -> str | None:
-        """The class that `name` stands for. ValueError for one that is not known, or for none."""
-        name = super().check(name)
-        if name is None:
-            raise ValueError(
-                "the classes of this model's numbers have axes of their own: name one of "
-                f"{', '.join(self.known)}, for each number or as the model's number_class"
-            )
-        return name
-
-    def axis(self, name: str | None) -> dict[str, Any]:
-        axis: dict[str, Any] = self.config.class_values[self.check(name)]
-        return axis
-
-    def coded(self, codes: Tensor | None) -> ValueLaw | ClassLaws:
-        if codes is None:
+        if codes is None or not self.apart:
             return self.law()
         return ClassLaws(tuple(self.law(name) for name in self.known), codes)
-
-
-EACH_CLASS = {"class_transforms": True}
-"""The setting of a run that fits an axis to each class's own values."""
-
-
-def fits_each_class(settings: Any) -> bool:
-    """Whether a run of these settings (`TrainSettings`) does so."""
-    return EACH_CLASS.items() <= vars(settings).items()
-
-
-def value_axes(config: Any, own: str | None = None) -> OneAxis:
-    """The part for the classes of numbers: one axis for all, or one for each. own: the class of those that name none."""
-    return ClassAxes(config, own) if config.class_values else OneAxis(config, own)
-
-
-def keep_axes(config: Any, axes: dict[str, dict[str, Any]]) -> None:
-    """Write the axes of classes, as `OneAxis.axis` tells each, into a configuration; none for one axis."""
-    config.class_values = axes
 
 
 def check_named(names: Sequence[str | None], known: Sequence[str] | None, individuals: bool) -> None:

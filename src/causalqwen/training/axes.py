@@ -14,7 +14,7 @@ from causalqwen.data import Example, number_classes
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers import ValueTransform, finest_place
 from causalqwen.numbers.law import rows_of_classes
-from causalqwen.parts.value_axes import check_named, fits_each_class, keep_axes
+from causalqwen.parts.value_axes import check_named
 from causalqwen.training.settings import TrainSettings
 
 _CERTAIN, _WORDS, _TIMES = 0.95, 4, 8
@@ -88,7 +88,7 @@ def fit_axes(config: Any, numbers: LearnedNumbers, kind: str, settings: TrainSet
         return
     for name, value in numbers.axis(kind, settings).items():
         setattr(config, name, value)
-    keep_axes(config, numbers.class_axes(kind, settings) if fits_each_class(settings) else {})
+    config.class_values = numbers.class_axes(kind, settings) if settings.class_transforms else {}
 
 
 def set_levels(model: CausalQwenForCausalLM, kinds: list[tuple[float, list[float]]] | None) -> None:
@@ -115,7 +115,7 @@ def as_it_was(settings: TrainSettings, model: CausalQwenForCausalLM) -> TrainSet
     """Settings where nothing is chosen: an affine axis, or that of values which were learned before."""
     if settings.value_transform != "auto":
         return settings
-    anew = model.config.value_range is None or fits_each_class(settings)
+    anew = model.config.value_range is None or settings.class_transforms
     return dataclasses.replace(settings, value_transform="affine" if anew else "keep")
 
 
@@ -128,7 +128,7 @@ def check_classes(
 ) -> None:
     """ValueError for a number of no class, or of one that will have no axis, where classes have axes of their own."""
     known = None
-    if fits_each_class(settings):
+    if settings.class_transforms:
         known = sorted({name for name in numbers.classes if name is not None})
     elif settings.value_transform in ("keep", "auto") or not len(numbers.values):
         known = model.value_axes.apart or None

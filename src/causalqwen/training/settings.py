@@ -117,8 +117,7 @@ class TokenStage(Stage):
     anchor: weight of KL(backbone || model) on plain text, which holds the language in place where training would
         move it (experiments 5); 0 for none. anchor_text: a file of that text, None for the speeches that come along.
         anchor_tokens: of it per step.
-    direction: train w, the direction of numbers, and B of `number_encoding`; False keeps them as they started
-        (overview 2.1 allows both).
+    direction: train w, the direction of numbers; False keeps it as it started (overview 2.1 allows both).
     """
 
     epochs: Count = 1

@@ -425,8 +425,7 @@ def _reading_tokens(run: Run, name: str) -> TrainedForCausalLM:
     model, stage, text = run.model, getattr(run.settings, name), run.anchor_texts.get(name)
     _train_numbers_only(model)
     model.numeric_embedding.requires_grad_(True)
-    for direction in model.numeric_embedding.directions:
-        direction.requires_grad_(stage.direction)
+    model.numeric_embedding.direction.requires_grad_(stage.direction)
     anchor = TextAnchor(model, text, stage.anchor_tokens) if text is not None else None
     sampled = _sampled(run, stage.negatives)
     return TrainedForCausalLM(model, stage.whole_vocabulary, anchor, stage.anchor, negatives=sampled)

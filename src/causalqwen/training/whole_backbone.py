@@ -9,7 +9,7 @@ import torch
 
 from causalqwen.data import Example, number_classes
 from causalqwen.data.encoding import class_names
-from causalqwen.distributions import get_value_family
+from causalqwen.distributions import get_family
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.grafting import renew_values
 from causalqwen.modeling.outputs import CACHE
@@ -17,7 +17,6 @@ from causalqwen.modeling.reader import NUMBERS, read_backbone
 from causalqwen.numbers import ValueTransform
 from causalqwen.numbers.law import rows_of_classes
 from causalqwen.parts.copying import Candidates
-from causalqwen.parts.value_axes import fits_each_class
 from causalqwen.training import ranks
 from causalqwen.training.axes import LearnedNumbers, fit_axes, fit_levels, set_levels
 from causalqwen.training.candidates import KeptNumbers
@@ -64,7 +63,7 @@ def blocks_of(model: CausalQwenForCausalLM) -> list[int]:
 
 def _unit(family: str, ratios: torch.Tensor) -> tuple[float, float]:
     """The nats that a family gives residuals [n] over their scales, and the multiple of these scales that gives the fewest."""
-    law, least = get_value_family(family), ratios.abs().median().clamp(min=1e-12)
+    law, least = get_family(family), ratios.abs().median().clamp(min=1e-12)
     units = (least * torch.logspace(-1, 1, 101, dtype=torch.float64)).unsqueeze(-1)
     nats = units.log()[:, 0] - law.log_prob(ratios / units, torch.zeros(()), torch.ones(())).mean(-1)
     return nats.min().item(), units[nats.argmin()].item()
@@ -95,7 +94,7 @@ class WholeBackbone:
         every = features[0] if len(features) == 1 else np.concatenate(features)
         self.z = torch.cat([one.tensor("features")[of] for one, of in zip(facts, at, strict=True)])
         self.groups = np.repeat(whose, lengths)[at_all]
-        self.classes = rows_of_classes(self.numbers.classes if fits_each_class(settings) else [""] * len(values))
+        self.classes = rows_of_classes(self.numbers.classes if settings.class_transforms else [""] * len(values))
         units = np.ones(len(values))
         for of in self.classes.values():
             units[of] = np.median(np.abs(values[of])) or 1.0
