@@ -501,7 +501,7 @@ def test_a_server_that_would_take_nothing_says_that_it_is_not_ready(model):
         assert asked(server, "/ready")[0] == 503
 
 
-def test_the_endpoints_are_described_and_the_page_asks_nobody_else(server):
+def test_the_endpoints_are_described(server):
     told = json.loads(server.send(None, "/openapi.json", "GET")[1])
     posts = {path for path, methods in told["paths"].items() if "post" in methods}
     asked = {"completions", "chat/completions", "numbers", "answers", "individuals", "worlds", "population"}
@@ -522,14 +522,6 @@ def test_the_endpoints_are_described_and_the_page_asks_nobody_else(server):
 
     collect(told)
     assert names <= schemas.keys() and len(names) > 5
-    connection = http.client.HTTPConnection("127.0.0.1", server.port)
-    connection.request("GET", "/docs")
-    answer = connection.getresponse()
-    page = answer.read().decode()
-    connection.close()
-    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
-    assert all(f"<code>POST {path}</code>" in page for path in posts) and 'id="CausalOptions"' in page
-    assert "own_mode" in page and "http" not in page.replace("HTTP", "") and "<script" not in page
 
 
 def test_a_name_that_another_site_gives_this_machine_is_refused(model):

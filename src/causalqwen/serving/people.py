@@ -9,8 +9,8 @@ A request describes whom it means, so that nothing is kept between two of them b
 """
 
 import re
-from collections import OrderedDict
 from dataclasses import replace
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, model_validator
@@ -27,7 +27,6 @@ from causalqwen.serving.settings import ApiError, ServerSettings, individual_of
 MOST_PEOPLE = 32
 """Individuals of one request."""
 
-_KEPT = 2 * MOST_PEOPLE
 _NAME = re.compile(r"\w[\w .-]{0,63}")
 
 
@@ -104,6 +103,7 @@ Described.model_rebuild()
 class TaskRequest(Strict):
     """What requests for some work share."""
 
+    path: ClassVar[str]
     made: ClassVar[str]
 
     model: str
@@ -115,9 +115,9 @@ class TaskRequest(Strict):
 
 
 class IndividualsRequest(TaskRequest):
-    """`/v1/individuals`."""
+    """Individuals: drawn, inferred, mixed, saved."""
 
-    made = "list"
+    path, made = "individuals", "list"
 
     individuals: Annotated[list[Who], Field(min_length=1, max_length=MOST_PEOPLE)]
     words: bool = False
@@ -160,19 +160,13 @@ class People:
 
     def __init__(self, model: CausalQwenForCausalLM, settings: ServerSettings) -> None:
         self.model, self.settings = model, settings
-        self._made: OrderedDict[str, Individual] = OrderedDict()
+        self._made = lru_cache(2 * MOST_PEOPLE)(lambda who: self._make(Described.model_validate_json(who)))
 
     def find(self, who: str | Described) -> Individual:
         """Whoever is meant. ApiError 400 for a name that nobody has, ValueError for what nobody can be inferred from."""
         if isinstance(who, str):
             return individual_of(who, self.settings, "individual")
-        key = who.model_dump_json()
-        if key not in self._made:
-            self._made[key] = self._make(who)
-        self._made.move_to_end(key)
-        while len(self._made) > _KEPT:
-            self._made.popitem(last=False)
-        return self._made[key]
+        return self._made(who.model_dump_json())
 
     def save(self, individual: Individual, name: str) -> None:
         """Under a name that nobody has, where the server was told to keep people: in their folder."""

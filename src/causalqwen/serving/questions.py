@@ -110,9 +110,9 @@ class DrawnPeople(Strict):
 
 
 class PopulationRequest(TaskRequest):
-    """`/v1/population`."""
+    """What a population answers."""
 
-    made = "population"
+    path = made = "population"
 
     individuals: Annotated[dict[str, Who], Field(min_length=1, max_length=MOST_PEOPLE)] | None = None
     drawn: DrawnPeople | None = None

@@ -31,9 +31,9 @@ class Edit(Strict):
 
 
 class WorldsRequest(TaskRequest):
-    """`/v1/worlds`."""
+    """What would have been said: worlds of a text."""
 
-    made = "worlds"
+    path = made = "worlds"
 
     prompt: Annotated[str, Field(min_length=1)]
     text: Annotated[str, Field(min_length=1)] | None = None
