@@ -3,16 +3,13 @@
 import gc
 import http.client
 import json
-import platform
 import random
-import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
 import openai
@@ -77,15 +74,30 @@ class Server:
         fields = {"prompt": PROMPT, "max_tokens": 24, "seed": 5} | fields
         return self.client.completions.create(model="tiny", extra_body={"causal": causal or {}}, **fields)
 
+    def request(self, path, method="GET", body=None, **headers):
+        """(status, headers, text) of a raw request."""
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+            connection.request(method, path, body, headers)
+            response = connection.getresponse()
+            return response.status, response.headers, response.read()
+
     def send(self, body, path="/v1/completions", method="POST", **headers):
-        """(status, parsed body) of a raw request."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        """(status, text) of a request in JSON."""
         body = json.dumps(body) if isinstance(body, dict) else body
-        connection.request(method, path, body, {"Content-Type": "application/json"} | headers)
-        response = connection.getresponse()
-        text = response.read()
-        connection.close()
-        return response.status, text
+        status, _, text = self.request(path, method, body, **{"Content-Type": "application/json"} | headers)
+        return status, text
+
+    def ask(self, path, **fields):
+        """(status, parsed answer) of a request to an endpoint."""
+        status, text = self.send({"model": "tiny"} | fields, f"/v1/{path}")
+        return status, json.loads(text)
+
+    def check_refused(self, path, fields, why, param=None):
+        """400 that says why, of a field if it is given."""
+        status, told = self.ask(path, **fields)
+        error = told["error"]
+        assert status == 400 and error["type"] == "invalid_request_error" and why in error["message"], told
+        assert param is None or error["param"] == param, told
 
     def metric(self, name):
         _, text = self.send(None, "/metrics", "GET")
@@ -277,11 +289,10 @@ def test_numbers_of_a_model_that_copies_are_those_of_generate(tiny_tokenizer, co
                 assert float(next(told)["chosen"]["text"]) == pytest.approx(number["value"])
                 copied, numbers = copied + (again is not None), numbers + 1
         assert 3 < copied < numbers
-        (entry,) = json.loads(server.send({"model": "tiny", "prompts": prompts[:1]}, "/v1/numbers")[1])["data"]
+        (entry,) = server.ask("numbers", prompts=prompts[:1])[1]["data"]
         assert entry["median"] == pytest.approx(model.predict_number(prompts[0])[0].median)
         for name in ("Ann", "Eva"):  # whose numbers are known; who is nobody in particular there
-            asked = {"model": "tiny", "prompts": prompts[:1], "individual": name}
-            (entry,) = json.loads(server.send(asked, "/v1/numbers")[1])["data"]
+            (entry,) = server.ask("numbers", prompts=prompts[:1], individual=name)[1]["data"]
             law = model.predict_number(prompts[0], individual=PEOPLE[name])[0]
             assert entry["median"] == pytest.approx(law.median) and law.candidates
             said = server.complete({"preset": "shared-individual", "individual": name}, prompt=prompts[0]).choices[0]
@@ -290,9 +301,8 @@ def test_numbers_of_a_model_that_copies_are_those_of_generate(tiny_tokenizer, co
                 for one in said.causal["numbers"]
                 for low, high in one["intervals"].values()
             )
-        asked = {"model": "tiny", "questions": [{"prompt": prompts[0]}], "individual": "Ann", "draws": 1}
-        status, told = server.send(asked, "/v1/answers")
-        assert status == 400 and "a number that a survey asks for needs copy_numbers=False" in told.decode()
+        asked = {"questions": [{"prompt": prompts[0]}], "individual": "Ann", "draws": 1}
+        server.check_refused("answers", asked, "a number that a survey asks for needs copy_numbers=False")
 
 
 @pytest.mark.parametrize("name", ["Ann", "Eva"])
@@ -344,22 +354,6 @@ def test_a_request_gets_the_same_alone_and_among_others(server, model, causal):
     assert numbers_of(alone)
     after = server.metric("causalqwen_batch_rows_sum"), server.metric("causalqwen_batch_rows_count")
     assert (after[0] - rows[0], after[1] - rows[1]) == (9, 2)  # the eight ran as one batch
-
-
-def test_streamed_pieces_join_to_the_whole(server):
-    fields = {"n": 2, "stop": ["q", "we "], "max_tokens": 40}
-    whole = server.complete({"preset": "causal"}, **fields)
-    texts, numbers, ends = ["", ""], [[], []], [None, None]
-    options = {"stream": True, "stream_options": {"include_usage": True}}
-    for event in server.complete({"preset": "causal"}, **fields, **options):
-        for choice in event.choices:
-            texts[choice.index] += choice.text
-            numbers[choice.index] += choice.causal["numbers"]
-            ends[choice.index] = choice.finish_reason or ends[choice.index]
-        usage = event.usage
-    assert texts == [choice.text for choice in whole.choices] and all(texts)
-    assert numbers == [choice.causal["numbers"] for choice in whole.choices]
-    assert ends == [choice.finish_reason for choice in whole.choices] and usage == whole.usage
 
 
 def test_chat_uses_the_template_whole_and_streamed(server, model):
@@ -542,32 +536,19 @@ def test_a_stop_string_spares_a_number_with_a_decimal_comma(model):
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_a_400_that_says_why(server, fields, param, why):
-    body = {"model": "tiny", "prompt": "It is " * 100, "max_tokens": 4} | fields
-    status, text = server.send(body)
-    error = json.loads(text)["error"]
-    assert status == 400 and error["type"] == "invalid_request_error" and error["param"] == param, text
-    assert why in error["message"]
+    server.check_refused("completions", {"prompt": "It is " * 100, "max_tokens": 4} | fields, why, param)
 
 
 def test_a_nucleus_under_the_documents_scale_is_a_400(tiny_tokenizer):
     with serving(graft_tiny("llama", tiny_tokenizer, start="documents")) as server:
-        asked = {"model": "tiny", "prompt": "It", "max_tokens": 1, "causal": {"preset": "sample"}}
-        assert server.send(asked)[0] == 200
-        status, text = server.send(asked | {"top_p": 0.5})
-        assert status == 400 and b"needs score_scale='common'" in text
+        asked = {"prompt": "It", "max_tokens": 1, "causal": {"preset": "sample"}}
+        assert server.ask("completions", **asked)[0] == 200
+        server.check_refused("completions", asked | {"top_p": 0.5}, "needs score_scale='common'")
 
 
 def test_what_asks_for_nothing_is_let_through(server):
-    neutral = {
-        "logprobs": None,
-        "frequency_penalty": 0.0,
-        "presence_penalty": 0,
-        "logit_bias": {},
-        "user": "me",
-        "top_p": 1,
-    }
-    body = {"model": "tiny", "prompt": "It", "max_tokens": 1, "causal": {"preset": "causal"}}
-    assert server.send(body | neutral)[0] == 200
+    neutral = {"frequency_penalty": 0.0, "presence_penalty": 0, "logit_bias": {}, "user": "me", "top_p": 1}
+    assert server.ask("completions", prompt="It", max_tokens=1, causal={"preset": "causal"}, **neutral)[0] == 200
 
 
 def test_errors_have_the_shape_of_openais(server):
@@ -638,24 +619,18 @@ def test_a_batch_that_fails_is_a_500_and_the_next_one_runs(server, model, caplog
     assert server.complete().choices[0].text
 
 
-def test_closing_answers_what_is_under_way(model):
-    with serving(model) as server, ThreadPoolExecutor(1) as pool:
-        long = pool.submit(server.complete, max_tokens=3900)
-        until(lambda: server.metric("causalqwen_running") == 1)
-        server.app.state.batcher.close()
-        with pytest.raises(openai.InternalServerError, match="shutting down"):
-            long.result()
-        with pytest.raises(openai.InternalServerError, match="shutting down"):
-            server.complete()
-
-
 # ---- clients that vanish or send rubbish -----------------------------------------------------------------------------
 
 
-def raw(fields):
-    body = json.dumps({"model": "tiny", "prompt": PROMPT} | fields).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+def raw(fields, path="completions"):
+    body = json.dumps({"model": "tiny"} | fields).encode()
+    head = (
+        f"POST /v1/{path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
+
+
+LONG = {"prompt": PROMPT, "max_tokens": 3900}
 
 
 def test_a_client_that_vanishes_frees_its_place_in_queue_and_batch(server, model):
@@ -665,14 +640,14 @@ def test_a_client_that_vanishes_frees_its_place_in_queue_and_batch(server, model
     stream.close()  # in the middle of its stream
     until(lambda: server.metric("causalqwen_running") == 0)
     with socket.create_connection(("127.0.0.1", server.port)) as client:
-        client.sendall(raw({"max_tokens": 3900}))  # before an answer that is not streamed
+        client.sendall(raw(LONG))  # before an answer that is not streamed
         until(lambda: server.metric("causalqwen_running") == 1)
     until(lambda: server.metric("causalqwen_running") == 0)
     assert server.metric('causalqwen_tokens_total{kind="written"}') - written < 3900
     with ThreadPoolExecutor(1) as pool, held(model):
         running = pool.submit(server.complete)
         until(lambda: server.metric("causalqwen_running") == 1)
-        for fields in ({}, {"stream": True}):
+        for fields in (LONG, LONG | {"stream": True}):
             with socket.create_connection(("127.0.0.1", server.port)) as client:
                 client.sendall(raw(fields))  # in the queue
                 until(lambda: server.metric("causalqwen_waiting") == 1)
@@ -686,7 +661,7 @@ def test_a_client_that_vanishes_before_its_body_was_there_is_no_error(server, ca
 
     gone, failed = counted(499), counted(500)
     with socket.create_connection(("127.0.0.1", server.port)) as client:
-        client.sendall(raw({})[:-9])
+        client.sendall(raw(LONG)[:-9])
         time.sleep(0.2)  # the head has arrived, and the server waits for the rest
     until(lambda: counted(499) == gone + 1)
     assert "failed" not in caplog.text and counted(500) == failed
@@ -698,7 +673,7 @@ def test_a_vanished_neighbour_does_not_disturb_its_batch(server, model):
         pool.submit(server.complete, {"preset": "standard"}, max_tokens=1)
         until(lambda: server.metric("causalqwen_running") == 1)
         with socket.create_connection(("127.0.0.1", server.port)) as client:
-            client.sendall(raw({"max_tokens": 3900, "stream": True}))
+            client.sendall(raw(LONG | {"stream": True}))
             together = pool.submit(server.complete, max_tokens=60)
             until(lambda: server.metric("causalqwen_waiting") == 2)
             gate.set()
@@ -866,41 +841,3 @@ def test_a_server_runs_where_the_collector_passes_over_the_model_and_large_piece
     listening.run(None, None)
     (frozen, before), after = seen[0], gc.get_freeze_count()
     assert frozen > 10_000 and after == 0 and before == [("mallopt", -3, 16 << 20)]
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps other memory")
-def test_glibc_gives_back_what_large_pieces_lay_in():
-    """Without the threshold it keeps 20 MiB behind the first large piece, and more in a server of many threads."""
-    code = """
-import ctypes, resource, sys
-from causalqwen.serving import listening
-libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() / 2**20
-def use(size):
-    piece = libc.malloc(size)
-    ctypes.memset(piece, 1, size)
-    return piece
-with listening.held_small():
-    libc.free(use(28 << 20))
-    start = resident()
-    for piece in [use(20 << 20), use(1 << 20)][::-1]:
-        libc.free(piece)
-    print(resident() - start)
-"""
-    script = [sys.executable, "-c", code]
-    assert float(subprocess.run(script, capture_output=True, text=True, check=True).stdout) < 5
-
-
-@pytest.mark.slow
-def test_the_command_ends_on_a_signal(tmp_path, tiny_tokenizer):
-    graft_tiny("llama", tiny_tokenizer).save_pretrained(tmp_path / "small")
-    command = [sys.executable, "-m", "causalqwen_cli", "serve", "--model", tmp_path / "small", "--port", "0", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        told = json.loads(process.stdout.readline())
-        with openai.OpenAI(base_url=told["url"], api_key="none") as client:
-            assert client.completions.create(model=told["model"], prompt="It is", max_tokens=2).usage.completion_tokens
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    assert out == "" and "Traceback" not in err and "leaked" not in err, err

@@ -1,6 +1,5 @@
 """What clients send to a server and expect of it: log-probabilities, echoes, ids, keys, the log, slow connections, its end."""
 
-import http.client
 import json
 import logging
 import math
@@ -27,7 +26,7 @@ from causalqwen.serving.settings import ApiError
 from causalqwen.serving.text import GrowingText
 from causalqwen_vllm.request_options import RequestOptions
 from conftest import FREE_ROWS, graft_tiny, make_backbone
-from test_serving import PROMPT, Server, held, serving, talker, until
+from test_serving import PROMPT, Server, held, raw, serving, talker, until
 
 WORDS = "They say that 31.5 of the people, 价格 in all, went on"
 
@@ -124,14 +123,16 @@ def test_written_tokens_have_the_log_probabilities_that_an_echo_gives_them(serve
 def test_streamed_log_probabilities_join_to_the_whole(server):
     fields = {"logprobs": 1, "echo": True, "n": 2, "max_tokens": 20, "stop": ["the", "q"]}
     whole = server.complete({"preset": "causal"}, **fields).choices
-    joined, texts, numbers = [{}, {}], ["", ""], [[], []]
+    joined, texts, numbers, ends = [{}, {}], ["", ""], [[], []], [None, None]
     for event in server.complete({"preset": "causal"}, stream=True, **fields):
         for choice in event.choices:
             texts[choice.index] += choice.text
             numbers[choice.index] += choice.causal["numbers"]
+            ends[choice.index] = choice.finish_reason or ends[choice.index]
             for name, column in choice.logprobs.model_dump().items():
                 joined[choice.index].setdefault(name, []).extend(column)
     assert joined == [choice.logprobs.model_dump() for choice in whole]
+    assert ends == [choice.finish_reason for choice in whole]
     assert texts == [choice.text for choice in whole] and all(text.startswith(PROMPT) for text in texts)
     assert numbers == [choice.causal["numbers"] for choice in whole] and any(numbers)
     for choice in whole:
@@ -236,18 +237,7 @@ def test_what_is_not_there_is_refused_with_the_standard_error(server, fields):
     ],
 )  # fmt: skip
 def test_an_error_names_the_field_and_the_place_in_it(server, path, fields, param):
-    status, body = server.send({"model": "tiny"} | fields, f"/v1/{path}")
-    error = json.loads(body)["error"]
-    assert (status, error["param"]) == (400, param) and error["message"].startswith(param)
-
-
-def test_null_is_as_good_as_left_out(server):
-    fields = {"model": "tiny", "prompt": "It was", "max_tokens": 5, "seed": 3}
-    nulls = dict.fromkeys(("n", "causal", "stop", "stream", "logprobs", "echo"))
-    answers = [server.send(body) for body in (fields, fields | nulls)]
-    assert [status for status, _ in answers] == [200, 200]
-    texts = [json.loads(body)["choices"] for _, body in answers]
-    assert texts[0] == texts[1]
+    server.check_refused(path, fields, f"{param}: ", param)
 
 
 def test_none_asks_vllm_for_nothing():
@@ -292,15 +282,15 @@ def test_a_history_goes_back_as_the_official_client_dumps_it(server):
     ],
 )  # fmt: skip
 def test_a_message_that_asks_for_more_is_refused(server, message, param, why):
-    status, body = server.send({"model": "tiny", "messages": [message], "max_tokens": 1}, "/v1/chat/completions")
-    error = json.loads(body)["error"]
-    assert (status, error["param"]) == (400, param) and why in error["message"]
+    server.check_refused("chat/completions", {"messages": [message], "max_tokens": 1}, why, param)
 
 
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
         ("completions", {"prompt": "It was", "max_tokens": 2, "seed": 3, "causal": {"seed": None, "none": None}}),
+        ("completions", {"prompt": "It was", "max_tokens": 5, "seed": 3}
+            | dict.fromkeys(("n", "causal", "stop", "stream", "logprobs", "echo"))),
         ("completions", {"prompt": "It was", "max_tokens": 2, "seed": 3, "stream_options": {"include_usage": None},
                          "stream": True}),
         ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "seed": 3,
@@ -442,24 +432,14 @@ def test_a_limited_key_is_told_to_wait_and_another_is_not(model):
         assert server.client_with("many").models.list() and server.send(None, "/health", "GET")[0] == 200
 
 
-def asked(server, path, method="GET", body=None, **headers):
-    """(status, headers) of a raw request."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    connection.request(method, path, body, headers)
-    response = connection.getresponse()
-    response.read()
-    connection.close()
-    return response.status, response.headers
-
-
 def test_each_request_has_an_id_and_one_line_of_the_log(model, caplog):
     caplog.set_level(logging.INFO, "causalqwen.serving")
     body = json.dumps({"model": "tiny", "prompt": "a secret", "max_tokens": 2})
     with serving(model, api_keys={"right": None}) as server:
         fields = {"Content-Type": "application/json", "Authorization": "Bearer right", "X-Request-Id": "mine-1.a"}
-        assert asked(server, "/v1/completions", "POST", body, **fields)[1]["x-request-id"] == "mine-1.a"
-        given = asked(server, "/v1/models", "GET", **{"X-Request-Id": "a b\u00e9"})[1]["x-request-id"]
-        assert len(given) == 32 and given != asked(server, "/health")[1]["x-request-id"]
+        assert server.request("/v1/completions", "POST", body, **fields)[1]["x-request-id"] == "mine-1.a"
+        given = server.request("/v1/models", "GET", **{"X-Request-Id": "a b\u00e9"})[1]["x-request-id"]
+        assert len(given) == 32 and given != server.request("/health")[1]["x-request-id"]
         answer = server.client_with("right").completions.create(model="tiny", prompt="It", max_tokens=1)
         assert answer._request_id and answer.id == f"cmpl-{answer._request_id}"
     lines = [json.loads(JsonLines().format(record)) for record in caplog.records]
@@ -489,16 +469,18 @@ def test_what_goes_wrong_inside_is_a_500_with_an_id_and_a_traceback_in_the_log(m
 
 def test_a_server_that_would_take_nothing_says_that_it_is_not_ready(model):
     with serving(model, max_waiting=1, max_rows=1) as server, ThreadPoolExecutor(2) as pool:
-        assert asked(server, "/ready")[0] == 200
+        assert server.request("/ready")[0] == 200
         with held(model):
             jobs = [pool.submit(server.complete)]
             until(lambda: server.metric("causalqwen_running") == 1)
             jobs.append(pool.submit(server.complete))
             until(lambda: server.metric("causalqwen_waiting") == 1)
-            assert asked(server, "/ready")[0] == 503 and asked(server, "/health")[0] == 200
-        assert all(job.result().choices for job in jobs) and asked(server, "/ready")[0] == 200
+            assert server.request("/ready")[0] == 503 and server.request("/health")[0] == 200
+        assert all(job.result().choices for job in jobs) and server.request("/ready")[0] == 200
         server.app.state.batcher.refuse()
-        assert asked(server, "/ready")[0] == 503
+        assert server.request("/ready")[0] == 503
+        with pytest.raises(openai.InternalServerError, match="shutting down"):
+            server.complete()
 
 
 def test_the_endpoints_are_described(server):
@@ -530,9 +512,9 @@ def test_a_name_that_another_site_gives_this_machine_is_refused(model):
             ("127.0.0.1", 200), ("localhost:8000", 200), ("LOCALHOST", 200), ("[::1]:5", 200), ("evil.example", 400),
             ("127.0.0.1.evil.example", 400), ("", 400), ("x@127.0.0.1", 400), ("localhost:x", 400), ("[::1", 400),
         ):  # fmt: skip
-            assert asked(server, "/health", Host=host)[0] == status, host
+            assert server.request("/health", Host=host)[0] == status, host
     with serving(model) as server:
-        assert asked(server, "/health", Host="proxied.example")[0] == 200
+        assert server.request("/health", Host="proxied.example")[0] == 200
 
 
 def test_bodies_that_are_no_plain_json_are_refused(server):
@@ -542,7 +524,7 @@ def test_bodies_that_are_no_plain_json_are_refused(server):
         ({"Content-Type": "application/json; charset=utf-8"}, 200),
     ):  # fmt: skip
         assert (
-            asked(server, "/v1/completions", "POST", body, **{"Content-Type": "application/json"} | headers)[0]
+            server.request("/v1/completions", "POST", body, **{"Content-Type": "application/json"} | headers)[0]
             == status
         )
     for encoding in ("utf-16", "utf-32", "utf-8-sig"):
@@ -621,15 +603,11 @@ def test_a_request_that_is_not_moved_on_loses_its_connection(model, monkeypatch)
 
 def test_an_answer_that_nobody_takes_is_dropped(model, monkeypatch):
     monkeypatch.setattr(listening, "PATIENCE", 0.3)
-    body = json.dumps({"model": "tiny", "prompts": ["It is"] * 8, "points": 1000, "levels": [0.5]}).encode()
-    head = (
-        f"POST /v1/numbers HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
     with serving(model, timeout=5) as server, socket.socket() as client:
         server.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", server.port))
-        client.sendall(head.encode() + body)
+        client.sendall(raw({"prompts": ["It is"] * 8, "points": 1000, "levels": [0.5]}, "numbers"))
         until(lambda: server.metric("causalqwen_requests_total") > 0)
         until(lambda: not server.uvicorn.server_state.connections, 10)
 
@@ -685,5 +663,6 @@ def test_the_command_ends_a_text_on_a_signal_and_with_status_0(tmp_path, tiny_to
             asking.join()
         out, err = process.communicate(timeout=60)
     assert answers[0].usage.completion_tokens == 300 and process.returncode == 0 and out == ""
+    assert "Traceback" not in err and "leaked" not in err, err
     last = json.loads(err.splitlines()[-1])
     assert last["path"] == "/v1/completions" and last["status"] == 200
