@@ -607,7 +607,15 @@ def check_a_token(page, server, model, chance):
     choice = server.complete({"preset": "causal", "alternatives": 8}, **asked).choices[0]
     tokens = [one for one in choice.causal["tokens"] if one["span"][1] > one["span"][0]]
     place = chance.randrange(len(tokens))
-    page.locator("[data-text]:visible span[role=button]").nth(place).click()
+    shown, token = page.locator("[data-text]:visible span[role=button]"), tokens[place]
+    inner = choice.text[slice(*token["span"])]
+    assert shown.count() == len(tokens) and (not inner.isprintable() or shown.nth(place).text_content() == inner)
+    share = shown.nth(place).get_attribute("aria-label").rsplit(" ", 1)[1]
+    assert near_percent(share, token["chosen"]["softmax"])
+    shown.nth(place).click()
+    of_numbers = [number["span"] for number in choice.causal["numbers"]]
+    is_number = any(first < token["span"][1] and token["span"][0] < end for first, end in of_numbers)
+    assert page.locator("[data-place] [data-law]").count() == is_number
     rows = page.locator("[data-place] tbody tr").evaluate_all(
         "rows => rows.map(row => [row.textContent, ...[...row.querySelectorAll('td')].map(cell => cell.textContent)])"
     )

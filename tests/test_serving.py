@@ -55,11 +55,10 @@ def model(tiny_tokenizer):
 
 
 class Server:
-    """One application on a free port, in a thread."""
+    """An application that serves in a thread."""
 
-    def __init__(self, model, **settings):
-        self.app = create_app(model, ServerSettings(**{"name": "tiny", "max_tokens": 4000, **settings}))
-        self.listener = socket.create_server(("127.0.0.1", 0))
+    def __init__(self, app, listener):
+        self.app, self.listener = app, listener
         self.port = self.listener.getsockname()[1]
         self.uvicorn = Listener(self.app)
         self.thread = threading.Thread(target=self.uvicorn.run, kwargs={"sockets": [self.listener]})
@@ -110,13 +109,14 @@ class Server:
         self.listener.close()
 
 
-@contextmanager
+def start(model, **settings):
+    """A server on a free port."""
+    app = create_app(model, ServerSettings(**{"name": "tiny", "max_tokens": 4000, **settings}))
+    return Server(app, socket.create_server(("127.0.0.1", 0)))
+
+
 def serving(model, **settings):
-    server = Server(model, **settings)
-    try:
-        yield server
-    finally:
-        server.close()
+    return closing(start(model, **settings))
 
 
 @pytest.fixture(scope="module")
@@ -171,17 +171,7 @@ def assert_same(one, other):
 
 def test_what_a_server_says_about_itself(server):
     (card,) = server.client.models.list().data
-    limits = {"max_rows": 8, "max_waiting": 64, "max_tokens": 4000, "max_body": 1 << 20, "max_prompts": 64}
-    assert card.id == "tiny" and card.causal == {
-        "presets": list(PRESETS),
-        "individuals": ["Ann", "Bob", "Eva"],
-        "chat": True,
-        "numbers": False,
-        "context": 4096,
-        "fingerprint": fingerprint(server.app.state.batcher.model),
-        "keeps": False,
-        "limits": limits | {"max_heard": 4096, "timeout": 300},
-    }
+    assert card.id == "tiny" and card.causal["fingerprint"] == fingerprint(server.app.state.batcher.model)
     assert server.client.models.retrieve("tiny").id == "tiny"
     assert server.send(None, "/health", "GET") == (200, b'{"status":"ok"}')
     before = server.metric("causalqwen_tokens_total")
@@ -383,37 +373,22 @@ def test_temperature_zero_is_greedy_and_a_seed_is_told(server):
     assert server.complete(seed=drawn.causal["seed"]).choices[0].text == drawn.text
 
 
-def test_softmax_rows_are_drawn_by_their_own_temperature_and_nucleus():
-    scores = torch.tensor([[1.0, 0.0, -1.0, 3.0, 2.5]]).expand(4000, -1)
-    seeds, lengths = list(range(4000)), [3] * 4000
-    for temperature, top_p in ((1.0, 1.0), (0.7, 0.8), (2.0, 0.5)):
-        sampler = RowSampler(seeds, [temperature] * 4000, [top_p] * 4000, lengths, 3, torch.device("cpu"))
-        drawn = sampler(torch.zeros(4000, 3), scores).argmax(-1).bincount(minlength=5) / 4000
-        probs = torch.softmax(scores[0] / temperature, dim=0)
-        kept, before = torch.zeros(5), 0.0
-        for token in probs.argsort(descending=True).tolist():
-            if before < top_p:
-                kept[token] = probs[token]
-            before += probs[token].item()
-        assert drawn == pytest.approx(kept / kept.sum(), abs=0.03)
-        assert not drawn[kept == 0].any()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # the second has many tokens as likely as others
 @pytest.mark.parametrize("top_ps", [[0.9, 0.5, 0.99, 0.01, 1.0, 0.3], [0.9, 0.5, 0.6, 0.0, 0.7, 0.3], [1.0] * 6])
-def test_the_nucleus_of_a_large_vocabulary_is_that_of_its_order(top_ps, dtype):
-    """Whether it ends among the likeliest tokens or not."""
+@pytest.mark.parametrize("temperatures", [[1.0] * 6, [0.7, 2.0, 1.0, 0.5, 1.3, 0.9]])
+def test_rows_are_drawn_by_their_own_temperature_and_nucleus(temperatures, top_ps, dtype):
+    """Whether the nucleus ends among the likeliest tokens or not."""
     spread = torch.tensor([0.02, 1.0, 4.0, 4.0, 2.0, 8.0]).unsqueeze(-1)
     scores = (torch.randn(6, 9001, generator=torch.Generator().manual_seed(0)) * spread).to(dtype)
     scores[:, 1500] = -torch.inf
 
     def drawn(rows: range) -> torch.Tensor:
-        columns = [1.0] * len(rows), top_ps[rows.start : rows.stop], [3] * len(rows)
+        columns = temperatures[rows.start : rows.stop], top_ps[rows.start : rows.stop], [3] * len(rows)
         return RowSampler(rows, *columns, 1, torch.device("cpu"))(torch.zeros(len(rows), 1), scores[rows]).argmax(-1)
 
     found = drawn(range(6))
     assert torch.equal(found, torch.cat([drawn(range(row, row + 1)) for row in range(6)]))
-    probs = torch.softmax(scores.double(), dim=-1)
+    probs = torch.softmax(scores.double() / torch.tensor(temperatures).double().unsqueeze(-1), dim=-1)
     ordered = probs.sort(descending=True).values
     before, masses = ordered.cumsum(-1) - ordered, torch.tensor(top_ps, dtype=torch.float64).unsqueeze(-1)
     size = (before < masses).sum(-1, keepdim=True)
@@ -512,6 +487,11 @@ def test_a_stop_string_spares_a_number_with_a_decimal_comma(model):
         ({"causal": {"preset": "causal", "temperature": 0.5}, "temperature": 0.7}, "temperature", "given twice: 0.7 and 0.5"),
         ({"causal": {"seed": 1}, "seed": 2}, "seed", "given twice"),
         ({"causal": {"own_mode": "token"}}, "causal", "own_mode is given beside"),
+        ({"causal": {"individual_mode": "token"}}, "causal", "given together"),
+        ({"causal": {"individual_mode": "token", "noise_mode": "off", "preset": "causal"}}, "causal", "says the modes already"),
+        ({"causal": {"individual_mode": "all", "noise_mode": "off"}}, "causal.individual_mode", "Input should be"),
+        ({"causal": {"individual_mode": "token", "noise_mode": "off", "individual": "Ann"}}, "causal.individual",
+         "no effect under the preset token x off"),
         ({"causal": {"individual_mode": "token", "noise_mode": "off", "own_mode": "sequence"}}, "causal.own_mode", "should be"),
         ({"causal": {"preset": "causal", "individual": "Ann"}}, "causal.individual", "nobody is held"),
         ({"causal": {"preset": "persona", "individual": "../Ann"}}, "causal.individual", "did you mean Ann?"),
@@ -571,6 +551,14 @@ def test_a_key_is_asked_for_everywhere_but_on_health(model):
             server.complete()
         assert [server.send(None, path, "GET")[0] for path in ("/health", "/metrics", "/v1/models")] == [200, 401, 401]
         assert server.client_with("right").models.list().data[0].id == "tiny"
+    with serving(model, api_keys={"few": 2, "many": None}) as server:
+        few = server.client_with("few")
+        for _ in range(2):
+            few.models.list()
+        with pytest.raises(openai.RateLimitError, match="2 requests a minute") as caught:
+            few.models.list()
+        assert int(caught.value.response.headers["retry-after"]) in range(1, 31)
+        assert server.client_with("many").models.list()
 
 
 def test_a_full_queue_says_429_and_what_was_accepted_is_answered(model):
@@ -793,16 +781,10 @@ def test_the_command_serves_a_folder(tmp_path, tiny_tokenizer, monkeypatch):
 
     def run(app, listener, log_requests):
         assert log_requests
-        made = Listener(app)
-        thread = threading.Thread(target=made.run, kwargs={"sockets": [listener]})
-        thread.start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        with openai.OpenAI(base_url=url, api_key="secret", max_retries=0) as client:
+        with closing(Server(app, listener)) as server, server.client_with("secret") as client:
             fields = {"extra_body": {"causal": {"individual": "Bob"}}, "max_tokens": 3}
             seen.append(client.completions.create(model="small", prompt="It is", **fields).usage.completion_tokens)
             assert client.models.list().data[0].causal["limits"]["max_prompts"] == 5
-        made.should_exit = True
-        thread.join()
 
     monkeypatch.setattr(room, "run", run)
     options = f"--model {tmp_path}/small --individuals {tmp_path}/people --api-key-file {tmp_path}/key --port 0 --json"
