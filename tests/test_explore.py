@@ -92,10 +92,14 @@ def small(request, browser, server):
         yield page
 
 
+def labelled(view, label):
+    return view.get_by_label(label, exact=label in ("Seed", "Name", "drawn")).locator("visible=true").first
+
+
 def fill(view, form, button=None):
     """Fill controls in by their labels, as far as they are shown, and press a button."""
     for label, value in form.items():
-        control = view.get_by_label(label, exact=label in ("Seed", "Name", "drawn")).locator("visible=true").first
+        control = labelled(view, label)
         if value is True:
             control.check()
         elif control.evaluate("one => one.tagName") == "SELECT":
@@ -387,13 +391,16 @@ def press(page, control):
     page.keyboard.press("Enter")
 
 
+def type_form(page, form, button):
+    """As `fill`, by the keyboard alone."""
+    for label, text in form.items():
+        type_into(page, labelled(here(page), label), text)
+    press(page, here(page).get_by_role("button", name=button, exact=True))
+
+
 def test_the_main_path_by_keyboard(page, server):
-    type_into(page, here(page).get_by_label("Text to go on from"), "They say that")
-    type_into(page, here(page).get_by_label("How it is decided"), "standard")
-    assert here(page).get_by_label("How it is decided").input_value() == "standard"
-    type_into(page, here(page).get_by_label("Seed", exact=True), "5")
-    type_into(page, here(page).get_by_label("Tokens at most"), "16")
-    press(page, page.get_by_role("button", name="Write", exact=True))
+    form = {"Text to go on from": "They say that", "How it is decided": "standard", "Seed": "5", "Tokens at most": "16"}
+    type_form(page, form, "Write")
     wait_written(page)
     said = server.complete({"preset": "standard"}, prompt="They say that", max_tokens=16, seed=5).choices[0].text
     assert page.locator("[data-text]").get_attribute("aria-label") == "The text"
@@ -420,8 +427,7 @@ def test_the_main_path_by_keyboard(page, server):
     tab_to(page, page.get_by_role("radio", checked=True).locator("visible=true"))
     page.keyboard.press("ArrowLeft")
     assert page.get_by_role("radio", checked=True).locator("visible=true").get_attribute("value") == "sequence marginal"
-    type_into(page, here(page).get_by_label("Tokens at most"), "4")
-    press(page, here(page).get_by_role("button", name="Write"))
+    type_form(page, {"Tokens at most": "4"}, "Write")
     page.get_by_text("Change something and write again").wait_for()
 
 

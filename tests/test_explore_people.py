@@ -42,6 +42,7 @@ from test_explore import (
     shown_text,
     small,
     tab_to,
+    type_form,
     type_into,
     wait_written,
     write,
@@ -149,10 +150,7 @@ def check_law(page, law, value=None, cumulative=False, points=200):
 
 def test_worlds_by_keyboard(page, model):
     press(page, page.get_by_role("link", name="What if"))
-    type_into(page, here(page).get_by_label("What stood before"), PROMPT)
-    type_into(page, here(page).get_by_label("What was said"), TEXT)
-    type_into(page, here(page).get_by_label("Seed", exact=True), "5")
-    press(page, page.get_by_role("button", name="Read the text"))
+    type_form(page, {"What stood before": PROMPT, "What was said": TEXT, "Seed": "5"}, "Read the text")
     page.get_by_text("comes back exactly").wait_for()
     assert shown_text(page) == TEXT
     tab_to(page, page.locator("[data-text]:visible span[role=button]").first)
