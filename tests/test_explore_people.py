@@ -649,9 +649,9 @@ def check_worlds(page, server, model, chance):
     for _ in range(chance.randint(1, 3)):
         edit = {"prompt": sentence(chance, 2, 5)} if chance.random() < 0.6 else {}
         if chance.random() < 0.4:
-            edit["tokens"] = {str(chance.randrange(4)): " " + sentence(chance, 1, 2)}
+            edit["tokens"] = {chance.randrange(4): " " + sentence(chance, 1, 2)}
         elif chance.random() < 0.5:
-            edit["values"] = {str(chance.randrange(3)): round(chance.uniform(-50, 150), 1)}
+            edit["values"] = {chance.randrange(3): round(chance.uniform(-50, 150), 1)}
         edits.append(edit)
     noise = chance.choice(["abduct", "redraw"])
     asked = {"prompt": prompt, "text": text, "interventions": edits, "seed": seed, "noise": noise}
@@ -661,19 +661,10 @@ def check_worlds(page, server, model, chance):
         && document.querySelector('[data-code=curl]')?.textContent.includes('"seed": ' + seed)""",
         arg=[seed, len(edits)],
     )
-    set_in = [
-        Intervention(
-            edit.get("prompt"),
-            {int(at): one for at, one in edit.get("tokens", {}).items()},
-            {int(at): one for at, one in edit.get("values", {}).items()},
-        )
-        for edit in edits
-    ]
-    observed = Observation(text, prompt)
+    observed, changed = Observation(text, prompt), [Intervention(**edit) for edit in edits]
     who = model.abduct(observed)
-    worlds = [
-        world for (world,) in model.counterfactual_samples(observed, set_in, noise=noise, individual=who, seed=seed)
-    ]
+    made = model.counterfactual_samples(observed, changed, noise=noise, individual=who, seed=seed)
+    worlds = [world for (world,) in made]
     check_cells(page, worlds, observed)
     laws = [model.value_predictions(world, who) for world in worlds]
     check_values(page, worlds, laws, model)

@@ -316,28 +316,11 @@ REQUESTS = [
 ]
 
 
-def leaves(body, path=()):
-    """The places of all strings in a request, keys among them."""
-    items = body.items() if isinstance(body, dict) else enumerate(body) if isinstance(body, list) else ()
-    for key, value in items:
-        if isinstance(key, str):
-            yield (*path, key), True
-        if isinstance(value, str):
-            yield (*path, key), False
-        yield from leaves(value, (*path, key))
-
-
-def with_string(body, path, is_key, said):
-    """A copy of a request that says something else in one place."""
-    body = json.loads(json.dumps(body))
-    inner = body
-    for key in path[:-1]:
-        inner = inner[key]
-    if is_key:
-        inner[said] = inner.pop(path[-1])
-    else:
-        inner[path[-1]] = said
-    return body
+def saying(body, said):
+    """A request as texts that each say something else in one place, keys among them."""
+    text = json.dumps(body)
+    for found in re.finditer(r'"(\\.|[^"\\])*"', text):
+        yield text[: found.start()] + json.dumps(said) + text[found.end() :]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
@@ -364,10 +347,9 @@ def test_no_path_of_a_request_is_looked_for_on_a_disk(model, tmp_path, monkeypat
             path, body = f"/v1/{name}", {"model": "tiny", **fields}
             status, told = server.send(body, path)
             assert status == 200, told
-            for place, is_key in leaves(body):
-                for said in paths:
-                    status, _ = server.send(with_string(body, place, is_key, said), path)
-                    assert status in (200, 400, 404), (path, place, said)
+            for said in paths:
+                for other in saying(body, said):
+                    assert server.send(other, path)[0] in (200, 400, 404), other
                     asked += 1
         for said in ("secret/it", "..%2fsecret", "../secret/it.safetensors", "%2e%2e/secret", str(secret)):
             for start in ("/v1/models/", "/"):

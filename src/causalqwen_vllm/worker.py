@@ -24,8 +24,7 @@ class NumberWorker:
         """Per request, by the place of each number that was generated: its `value`, and of its law (`numbers_of`) `loc` and
         `scale` on the value axis, `median`, `intervals`, `num_prob` and `announced`. Given once.
 
-        Raises:
-            ValueError: a key that no request came with, or whose numbers were taken before.
+        ValueError for a key that no request came with, or whose numbers were taken before.
         """
         model, known = self._served, self._served.table.by_key
         if missing := [key for key in keys if key not in known]:
@@ -70,12 +69,8 @@ class NumberWorker:
             if key in model.table.by_key:
                 of_count.setdefault(count, []).append(row)
         for count, rows in of_count.items():
-            features = torch.cat(
-                [
-                    self._kept(key, place, len(tokens), model.config.hidden_size)
-                    for key, place, tokens, _ in map(asked.__getitem__, rows)
-                ]
-            )
+            chosen, width = [asked[row] for row in rows], model.config.hidden_size
+            features = torch.cat([self._kept(key, place, len(tokens), width) for key, place, tokens, _ in chosen])
             tokens = torch.tensor([token for row in rows for token in asked[row][2]], device=features.device)
             found = iter(likelihoods(model, features, tokens, count))
             for row in rows:

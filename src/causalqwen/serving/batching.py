@@ -255,8 +255,8 @@ class Batcher:
             self._running = []
 
     def _next(self) -> list[Any] | None:
-        """The oldest job and those that fit it, when its window is over or the batch is full; an empty list where short work
-        waits, None when closed."""
+        """The oldest job and those that fit it, when its window is over or the batch is full, or the oldest task; an empty
+        list where short work waits, None when closed."""
         window, most = self.settings.window, self.settings.max_rows
         with self._changed:
             while not self._closed:
@@ -265,12 +265,14 @@ class Batcher:
                 if not self._waiting:
                     self._changed.wait()
                     continue
-                batch = self._waiting[:1]
-                for job in self._waiting[1:]:
-                    if job.fits(batch, most, self.context):
-                        batch.append(job)
-                left = batch[0].arrived + window - time.monotonic()
-                if left <= 0 or sum(len(job.rows) for job in batch) >= most:
+                batch, left = self._waiting[:1], 0.0
+                if isinstance(batch[0], Job):
+                    for job in self._waiting[1:]:
+                        if isinstance(job, Job) and job.fits(batch, most, self.context):
+                            batch.append(job)
+                    if sum(len(job.rows) for job in batch) < most:
+                        left = batch[0].arrived + window - time.monotonic()
+                if left <= 0:
                     self._waiting = [job for job in self._waiting if job not in batch]
                     self._running = batch
                     return batch

@@ -22,20 +22,15 @@ class ServerSettings:
     """Settings of `create_app`.
 
     Args:
-        name: the model's name in requests and answers.
-        individuals: who can be asked for by name.
-        preset: of requests that name none.
+        name, individuals, preset: the model's name, who can be asked for by name, the preset of requests that name none.
         max_rows: texts generated at once; a request's prompts times its n may not be more.
         window: seconds that a batch waits for company after its first request came.
         max_waiting: requests that may wait; one more is answered 429.
         max_tokens: the most a request may ask for, and what a chat gets that asks for nothing.
-        timeout: seconds from a request's arrival to the end of its answer.
-        max_body: bytes of a request.
-        max_prompts: numbers predicted by one request.
-        max_heard: tokens that one individual is inferred from.
+        timeout, max_body: seconds from a request's arrival to the end of its answer; its bytes.
+        max_prompts, max_heard: numbers predicted by one request; tokens that one individual is inferred from.
         keep: the folder where individuals are saved by request; None to save nobody.
-        api_keys: what `Authorization: Bearer ...` must hold, one of them, and the requests a minute of each, None for any
-            number; an empty mapping lets everybody in.
+        api_keys: of which `Authorization: Bearer ...` must hold one, and the requests a minute of each, None for any number.
         local: whether only requests that name this machine as their host (127.0.0.1, [::1], localhost) are answered.
         page: whether the explorer's page is served too; it makes a server local.
     """
