@@ -130,13 +130,8 @@ def go_to(page, place):
 
 
 def write(page, prompt, tokens=12, seed=5, preset="causal"):
-    asked = {
-        "Text to go on from": prompt,
-        "Tokens at most": str(tokens),
-        "Seed": str(seed),
-        "How it is decided": preset,
-    }
-    fill(here(page), asked, "Write")
+    limits = {"Tokens at most": str(tokens), "Seed": str(seed)}
+    fill(here(page), {"Text to go on from": prompt, "How it is decided": preset} | limits, "Write")
     wait_written(page)
 
 
@@ -184,9 +179,8 @@ def test_a_fresh_build_gives_the_files_that_are_committed(tmp_path):
     shutil.copytree(WEB, tmp_path / "web", ignore=shutil.ignore_patterns("node_modules"))
     for words in (["ci"], ["run", "build"]):
         ran = subprocess.run([npm, *words], cwd=tmp_path / "web", capture_output=True, text=True, timeout=300)
-        if words == ["ci"] and re.search(
-            "ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH", ran.stderr
-        ):
+        unreached = "ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH"
+        if words == ["ci"] and re.search(unreached, ran.stderr):
             pytest.skip("npm cannot reach its registry from here")
         assert ran.returncode == 0, ran.stderr
     for committed in (FOLDER, DRAWING):
@@ -226,9 +220,8 @@ def test_numbers_behind_chats_are_those_behind_the_template(server, model):
     chat = [{"role": "user", "content": "How many?"}]
     text = model.processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     begun = [*chat, {"role": "assistant", "content": "It is "}]
-    (of_chat, of_begun, of_text, of_its_words) = server.ask("numbers", prompts=[chat, begun, text, text + "It is"])[1][
-        "data"
-    ]
+    _, told = server.ask("numbers", prompts=[chat, begun, text, text + "It is"])
+    of_chat, of_begun, of_text, of_its_words = told["data"]
     assert of_chat["median"] == pytest.approx(of_text["median"], rel=1e-5)
     assert of_begun["median"] == pytest.approx(of_its_words["median"], rel=1e-5) != of_chat["median"]
 
@@ -276,9 +269,8 @@ def test_alternatives_come_with_each_token_and_are_the_models(server, model):
         for alternative in [one["chosen"], *one["alternatives"]]:
             assert alternative["softmax"] == pytest.approx(softmax[alternative["token"]].item(), rel=1e-3, abs=1e-9)
             assert alternative["ovr"] == pytest.approx(p[alternative["token"]].item(), rel=1e-3, abs=1e-9)
-        assert [alternative["softmax"] for alternative in one["alternatives"]] == sorted(
-            (alternative["softmax"] for alternative in one["alternatives"]), reverse=True
-        )
+        ranked = [alternative["softmax"] for alternative in one["alternatives"]]
+        assert ranked == sorted(ranked, reverse=True)
         assert one["decided"] == out.decisions[0, begun + place - 1]
         assert one["who"] == pytest.approx(shares[place].who, rel=1e-3)
         same += 1
@@ -293,9 +285,8 @@ def test_an_alternative_is_told_as_what_it_adds(model):
     texts = ["They say", "我们", "It is 7"]
     before = [tuple(model.processor(text)[name] for name in ("input_ids", "numeric_values")) for text in texts]
     found = []
-    for text, (ids, values), place in zip(
-        texts, before, alternatives(model, features, [5, 6, model.config.num_token_id], before, 400), strict=True
-    ):
+    places = alternatives(model, features, [5, 6, model.config.num_token_id], before, 400)
+    for text, (ids, values), place in zip(texts, before, places, strict=True):
         assert len(place.alternatives) == 400 and sum(one.softmax for one in place.alternatives) <= 1 + 1e-6
         for one in place.alternatives:
             if one.text is None:
@@ -309,10 +300,7 @@ def test_an_alternative_is_told_as_what_it_adds(model):
 
 
 def test_modes_are_the_grid_of_individual_and_noise(server):
-    for preset, modes in (
-        ("persona", ("sequence", "token", "token")),
-        ("standard", ("marginal", "marginal", "marginal")),
-    ):
+    for preset, modes in {"persona": ("sequence", "token", "token"), "standard": ("marginal",) * 3}.items():
         of_modes = dict(zip(("individual_mode", "noise_mode", "own_mode"), modes, strict=True))
         assert server.complete(of_modes).choices[0].text == server.complete({"preset": preset}).choices[0].text
     both = server.complete({"individual_mode": "sequence", "noise_mode": "sequence"}).choices[0].text
@@ -610,11 +598,8 @@ def test_rows_of_numbers_are_the_librarys(page, model, tmp_path):
     shares = page.get_by_role("img", name="Intervals that hold").get_attribute("aria-label")
     assert f"50%: {100 * inside / len(truths):.0f}%" in shares
     counts = torch.histc(torch.tensor([one.cdf(value) for one, value in truths]), 10, 0, 1) * 10 / len(truths)
-    assert (
-        page.get_by_role("img", name="of the true values")
-        .get_attribute("aria-label")
-        .endswith(", ".join(f"{count:.2f}" for count in counts.tolist()))
-    )
+    bars = page.get_by_role("img", name="of the true values").get_attribute("aria-label")
+    assert bars.endswith(", ".join(f"{count:.2f}" for count in counts.tolist()))
     with page.expect_download() as download:
         page.get_by_role("button", name="Download CSV").click()
     import csv
@@ -689,13 +674,10 @@ def test_every_place_of_the_grid_and_what_it_changes(page, server):
         marked = view.locator("[data-changes]")
         assert marked.count() == (before is not None and before != shown)
         if marked.count():
-            old = marked.evaluate(
-                "one => [...one.childNodes].filter(n => n.nodeName !== 'INS').map(n => n.textContent).join('')"
+            without = (
+                "(one, gone) => [...one.childNodes].filter(n => n.nodeName !== gone).map(n => n.textContent).join('')"
             )
-            new = marked.evaluate(
-                "one => [...one.childNodes].filter(n => n.nodeName !== 'DEL').map(n => n.textContent).join('')"
-            )
-            assert (old, new) == (before, shown)
+            assert [marked.evaluate(without, gone) for gone in ("INS", "DEL")] == [before, shown]
         before = shown
     assert named == set(PRESETS) - {"individual-only", "softmax"}
 

@@ -263,10 +263,8 @@ def test_the_link_the_python_and_the_curl_do_the_same(page, model, server, brows
     with opened(browser, server, link.split("/", 3)[3]) as other:
         other.locator("[data-cell]").first.wait_for()
         assert other.evaluate(CELLS) == cells
-        assert (
-            here(other).get_by_label("Who wrote it").evaluate("one => one.selectedOptions[0].text")
-            == "as the link says"
-        )
+        who = here(other).get_by_label("Who wrote it")
+        assert who.evaluate("one => one.selectedOptions[0].text") == "as the link says"
         assert other.get_by_role("alert").count() == 0
     texts = ["".join(text for row in cells for kind, text in row[column] if kind != "gone") for column in (0, 1)]
     model.save_pretrained(tmp_path / "tiny")

@@ -206,9 +206,7 @@ TABLE = " nation nation nation nation 3\n"  # seven tokens, and `<NUM>` one more
     ("prompt", "status", "at_least"),
     [(f"```\n{TABLE * 530}```", 200, False), (f"```\n{TABLE * 600}```", 400, False), ("1 2 3 " * 50_000, 400, True)],
 )
-def test_a_prompt_is_too_long_by_its_start_only_where_all_of_it_is(
-    tiny_tokenizer, monkeypatch, prompt, status, at_least
-):
+def test_a_prompt_is_too_long_by_its_start_only_where_it_is(tiny_tokenizer, monkeypatch, prompt, status, at_least):
     """The end of a block of code is behind its start: until it is seen, the numbers of a table in it count as numbers."""
     model = talker(tiny_tokenizer, number_context="digits")
     assert len(prompt) > 4 * model.config.context_length
@@ -286,11 +284,8 @@ def test_numbers_of_a_model_that_copies_are_those_of_generate(tiny_tokenizer, co
             law = model.predict_number(prompts[0], individual=PEOPLE[name])[0]
             assert entry["median"] == pytest.approx(law.median) and law.candidates
             said = server.complete({"preset": "shared-individual", "individual": name}, prompt=prompts[0]).choices[0]
-            assert all(
-                low <= one["median"] <= high
-                for one in said.causal["numbers"]
-                for low, high in one["intervals"].values()
-            )
+            for one in said.causal["numbers"]:
+                assert all(low <= one["median"] <= high for low, high in one["intervals"].values())
         asked = {"questions": [{"prompt": prompts[0]}], "individual": "Ann", "draws": 1}
         server.check_refused("answers", asked, "a number that a survey asks for needs copy_numbers=False")
 
@@ -347,10 +342,8 @@ def test_a_request_gets_the_same_alone_and_among_others(server, model, causal):
 
 
 def test_chat_uses_the_template_whole_and_streamed(server, model):
-    messages = [
-        {"role": "developer", "content": "Count."},
-        {"role": "user", "content": [{"type": "text", "text": "to 5"}]},
-    ]
+    said = {"role": "user", "content": [{"type": "text", "text": "to 5"}]}
+    messages = [{"role": "developer", "content": "Count."}, said]
     fields = {"model": "tiny", "messages": messages, "max_completion_tokens": 20, "seed": 3, "temperature": 0.8}
     answer = server.client.chat.completions.create(**fields)
     plain = [{"role": "system", "content": "Count."}, {"role": "user", "content": "to 5"}]
@@ -587,9 +580,7 @@ def test_bodies_and_times_are_limited(model):
                 list(server.complete(stream=True))
             assert server.metric("causalqwen_waiting") == 0
         with socket.create_connection(("127.0.0.1", server.port)) as slow:
-            slow.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
-            )
+            slow.sendall(raw({})[:-5])
             assert slow.recv(100).startswith(b"HTTP/1.1 408")
 
 
@@ -696,10 +687,8 @@ def malformed(chance):
         names = ("preset", "individual", "seed", "temperature", "own_mode", "other")
         body["causal"] = {chance.choice(names): chance.choice(JUNK) for _ in range(2)}
     else:
-        names = [
-            *body,
-            *["n", "temperature", "top_p", "seed", "stop", "stream", "stream_options", "causal", "user", "logprobs"],
-        ]
+        further = "n temperature top_p seed stop stream stream_options causal user logprobs"
+        names = [*body, *further.split()]
         body |= {chance.choice(names): chance.choice(JUNK) for _ in range(2)}
     return path, json.dumps(body).encode()
 
@@ -788,10 +777,8 @@ def test_the_command_serves_a_folder(tmp_path, tiny_tokenizer, monkeypatch):
 
     monkeypatch.setattr(room, "run", run)
     options = f"--model {tmp_path}/small --individuals {tmp_path}/people --api-key-file {tmp_path}/key --port 0 --json"
-    options += (
-        " --preset persona --device cpu --host 127.0.0.1 --window 0.001 --max-rows 2 --max-waiting 3 --max-tokens 4"
-    )
-    options = f"{options} --max-body 5000 --timeout 60 --max-prompts 5 --max-heard 7".split()
+    options += " --preset persona --device cpu --host 127.0.0.1 --window 0.001 --max-rows 2 --max-waiting 3"
+    options = f"{options} --max-tokens 4 --max-body 5000 --timeout 60 --max-prompts 5 --max-heard 7".split()
     result = CliRunner().invoke(cli, ["serve", *options])
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)

@@ -80,9 +80,8 @@ def test_an_echo_has_the_bare_backbones_log_probabilities(tiny_tokenizer, family
         p = graft(torch.tensor([ids[row]]), output_ovr=True).ovr_probs[0, :-1]
         of_tokens = p.gather(-1, torch.tensor(ids[row][1:]).unsqueeze(-1)).squeeze(-1)
         assert choice.causal["ovr"]["token_logprobs"][1:] == pytest.approx(of_tokens.log().tolist(), rel=1e-3)
-        assert [top and top.keys() for top in choice.causal["ovr"]["top_logprobs"]] == [
-            top and top.keys() for top in told.top_logprobs
-        ]
+        of_ovr = choice.causal["ovr"]["top_logprobs"]
+        assert [top and top.keys() for top in of_ovr] == [top and top.keys() for top in told.top_logprobs]
     assert (FREE_ROWS[family] > 0) == (len(every[0]) > len(tiny_tokenizer))
     assert of_ids.usage.prompt_tokens == sum(map(len, ids)) and of_ids.usage.completion_tokens == 0
 
@@ -111,9 +110,8 @@ def test_written_tokens_have_the_log_probabilities_that_an_echo_gives_them(serve
         for place, number in zip(places, choice.causal["numbers"], strict=True):
             said = choice.text[slice(*number["span"])]
             assert 0 <= number["span"][0] - told.text_offset[place] <= 2, "behind its space, and a byte before that"
-            assert "".join(told.tokens[place + 1 :]).lstrip().startswith(said) or place + len(said) + 2 > len(
-                told.tokens
-            )
+            is_cut = place + len(said) + 2 > len(told.tokens)
+            assert is_cut or "".join(told.tokens[place + 1 :]).lstrip().startswith(said)
             found += 1
         shares = [one["chosen"]["softmax"] for one in choice.causal["tokens"] if one["chosen"]["name"] == "<NUM>"]
         assert [math.exp(told.token_logprobs[place]) for place in places] == pytest.approx(shares, rel=1e-3)
@@ -255,13 +253,10 @@ def test_a_message_that_asks_for_more_is_refused(server, message, param, why):
 
 
 def test_none_asks_vllm_for_nothing():
-    asked = {"preset": "persona", "temperature": 0.5, "seed": 3}
-    nulls = dict.fromkeys(
-        ("individual_mode", "noise_mode", "values", "places", "key", "kept_from", "top_p", "individual", "x")
-    )
-    assert RequestOptions.read(asked | nulls) == RequestOptions.read(asked) and RequestOptions.read(
-        nulls
-    ) == RequestOptions.read({})
+    names = "individual_mode noise_mode values places key kept_from top_p individual x"
+    nulls = dict.fromkeys(names.split())
+    for asked in ({}, {"preset": "persona", "temperature": 0.5, "seed": 3}):
+        assert RequestOptions.read(asked | nulls) == RequestOptions.read(asked)
     with pytest.raises(ValueError, match=r"unknown setting temprature; did you mean temperature\?"):
         RequestOptions.read({"temprature": 0.5})
 
@@ -309,9 +304,7 @@ def test_null_asks_for_nothing_in_every_object(server, path, fields):
     def without_nulls(part):
         if isinstance(part, dict):
             return {name: without_nulls(one) for name, one in part.items() if one is not None}
-        return (
-            [without_nulls(one) if isinstance(one, dict) else one for one in part] if isinstance(part, list) else part
-        )
+        return list(map(without_nulls, part)) if isinstance(part, list) else part
 
     def answer(body):
         status, text = server.send({"model": "tiny"} | body, f"/v1/{path}")
@@ -323,11 +316,9 @@ def test_null_asks_for_nothing_in_every_object(server, path, fields):
 
 @pytest.mark.parametrize("preset", ["softmax", "standard"])
 def test_a_space_at_the_end_of_a_prompt_is_given_back_once(server, preset):
-    bare, spaced, only = (
-        server.complete({"preset": preset}, prompt=prompt, echo=True, max_tokens=12)
-        for prompt in (WORDS, WORDS + " ", " ")
-    )
-    bare, spaced, only = bare.choices[0], spaced.choices[0], only.choices[0]
+    asked = {"echo": True, "max_tokens": 12}
+    answers = [server.complete({"preset": preset}, prompt=one, **asked) for one in (WORDS, WORDS + " ", " ")]
+    bare, spaced, only = (answer.choices[0] for answer in answers)
     behind = bare.text.removeprefix(WORDS)
     assert spaced.text == WORDS + " " + behind.removeprefix(" ")
     assert only.text.startswith(" ") and len(only.text) > 1
@@ -342,14 +333,10 @@ def test_a_space_at_the_end_of_a_prompt_is_given_back_once(server, preset):
 
 
 def test_a_space_at_the_end_is_read_where_nothing_is_to_follow(server):
-    asked = [
-        server.complete(prompt=prompt, echo=True, max_tokens=0, logprobs=0).choices[0] for prompt in ("A b", "A b ")
-    ]
-    assert [one.text for one in asked] == ["A b", "A b "]
-    assert (
-        "".join(asked[1].logprobs.tokens) == "A b "
-        and len(asked[1].logprobs.tokens) == len(asked[0].logprobs.tokens) + 1
-    )
+    asked = {"echo": True, "max_tokens": 0, "logprobs": 0}
+    bare, spaced = (server.complete(prompt=prompt, **asked).choices[0] for prompt in ("A b", "A b "))
+    assert (bare.text, spaced.text) == ("A b", "A b ") and "".join(spaced.logprobs.tokens) == "A b "
+    assert len(spaced.logprobs.tokens) == len(bare.logprobs.tokens) + 1
 
 
 def test_a_number_behind_a_space_has_its_digits_where_they_are(tiny_tokenizer, model):
@@ -410,13 +397,8 @@ def test_keys_are_compared_whole_and_in_constant_time(monkeypatch):
 
 def test_a_file_of_keys_is_checked():
     assert read_keys("one\n\n two 60 \n") == {"one": None, "two": 60}
-    for wrong, said in (
-        ("", "empty"),
-        ("a\nb 0", "line 2"),
-        ("a 5 6", "line 1"),
-        ("a x", "line 1"),
-        ("a\na 5", "line 2"),
-    ):
+    wrong_lines = {"": "empty", "a\nb 0": "line 2", "a 5 6": "line 1", "a x": "line 1", "a\na 5": "line 2"}
+    for wrong, said in wrong_lines.items():
         with pytest.raises(ValueError, match=said):
             read_keys(wrong)
 
@@ -437,9 +419,8 @@ def test_each_request_has_an_id_and_one_line_of_the_log(model, caplog):
     ]  # fmt: skip
     first = lines[0]
     assert first["request_id"] == "mine-1.a" and first["method"] == "POST" and first["seconds"] > 0
-    assert (
-        first["completion_tokens"] == 2 and len(first["key"]) == 8 and first["logger"] == "causalqwen.serving.journal"
-    )
+    assert first["completion_tokens"] == 2 and len(first["key"]) == 8
+    assert first["logger"] == "causalqwen.serving.journal"
     assert "secret" not in str(lines) and "right" not in str(lines) and "key" not in lines[1]
 
 
@@ -489,10 +470,7 @@ def test_bodies_that_are_no_plain_json_are_refused(server):
         ({"Content-Encoding": "gzip"}, 415), ({"Content-Encoding": "identity"}, 200), ({"Content-Type": "text/json"}, 415),
         ({"Content-Type": "application/json; charset=utf-8"}, 200),
     ):  # fmt: skip
-        assert (
-            server.request("/v1/completions", "POST", body, **{"Content-Type": "application/json"} | headers)[0]
-            == status
-        )
+        assert server.send(body, **headers)[0] == status
     for encoding in ("utf-16", "utf-32", "utf-8-sig"):
         assert server.send(body.encode(encoding))[0] == 400
     assert server.send(body.encode().replace(b"It", b"\xff\xfe"))[0] == 400
