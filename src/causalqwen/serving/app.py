@@ -77,9 +77,8 @@ def create_app(model: CausalQwenForCausalLM, settings: ServerSettings | None = N
     add_openapi(app, [asked for asked, _ in posts.values()])
     if settings.page:
         add_explorer(app)
-    service.metrics.paths = frozenset(
-        route.path for route in (*app.routes, *guarded.routes) if isinstance(route, Route)
-    )
+    routes = [*app.routes, *guarded.routes]
+    service.metrics.paths = frozenset(route.path for route in routes if isinstance(route, Route))
     app.add_middleware(Journal, metrics=service.metrics, local=settings.local or settings.page)
     return app
 

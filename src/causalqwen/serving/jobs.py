@@ -35,9 +35,8 @@ def plan_of(asked: TextRequest, settings: ServerSettings) -> CausalDecoding:
     temperature = one_of("temperature", asked.temperature, causal.temperature)
     plan = CausalDecoding.preset(preset)
     if causal.individual_mode is not None:
-        plan = CausalDecoding(
-            individual=causal.individual_mode, noise=causal.noise_mode, own=causal.own_mode or "marginal"
-        )
+        own = causal.own_mode or "marginal"
+        plan = CausalDecoding(individual=causal.individual_mode, noise=causal.noise_mode, own=own)
         preset = f"{causal.individual_mode} x {causal.noise_mode}"
     races = plan.own != "marginal"
     without_effect = {

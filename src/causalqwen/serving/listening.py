@@ -109,9 +109,7 @@ def run(app: FastAPI, listener: socket.socket, *, log_requests: bool = False) ->
     """
     for name in (signal.SIGINT, signal.SIGTERM):  # uvicorn takes them over, and raises them again when it has ended
         signal.signal(name, lambda *_: sys.exit(0))
-    sys.setswitchinterval(
-        5e-4
-    )  # between two small operations a thread that reads a long prompt gives way to the model's
+    sys.setswitchinterval(5e-4)  # a thread that reads a long prompt gives way to the model's between two operations
     _libc("mallopt", _MMAP_THRESHOLD, _LARGE)
     gc.collect()
     gc.freeze()

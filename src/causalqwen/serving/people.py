@@ -18,7 +18,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, mode
 from causalqwen.decoding import Individual, mix
 from causalqwen.individuals import LIKELIHOODS
 from causalqwen.modeling import CausalQwenForCausalLM, Choice, Observation
-from causalqwen.modeling.explain_individual import Favoured, favoured_tokens, lie_among, what_told
+from causalqwen.modeling.explain_individual import favoured_tokens, lie_among, what_told
 from causalqwen.modeling.reading import encode_text
 from causalqwen.serving.calls import Task
 from causalqwen.serving.requests import Seed, Strict
@@ -172,9 +172,8 @@ class People:
         """Under a name that nobody has, where the server was told to keep people: in their folder."""
         folder = self.settings.keep
         if folder is None:
-            raise ApiError(
-                400, "this server keeps nobody: start `causalqwen explore --individuals FOLDER`", param="save"
-            )
+            message = "this server keeps nobody: start `causalqwen explore --individuals FOLDER`"
+            raise ApiError(400, message, param="save")
         if name in self.settings.individuals or (folder / f"{name}.safetensors").exists():
             raise ApiError(400, f"somebody is called {name!r} already", param="save")
         kept = replace(individual, name=name)
@@ -218,11 +217,6 @@ def about(individual: Individual) -> dict[str, Any]:
 def _words(model: CausalQwenForCausalLM, texts: list[str], individual: Individual) -> dict[str, Any]:
     """What each word told about them, and which they favour and avoid."""
     said, evidence = what_told(model, texts, individual)
-    favoured: tuple[list[Favoured], list[Favoured]] = ([], [])
-    if len(evidence[0]):
-        favoured = favoured_tokens(model, evidence, individual)
-    return {
-        "words": [[word.plain for word in text] for text in said],
-        "favoured": [vars(token) for token in favoured[0]],
-        "avoided": [vars(token) for token in favoured[1]],
-    }
+    favoured, avoided = favoured_tokens(model, evidence, individual) if len(evidence[0]) else ([], [])
+    told = {"favoured": list(map(vars, favoured)), "avoided": list(map(vars, avoided))}
+    return {"words": [[word.plain for word in text] for text in said]} | told
