@@ -12,11 +12,12 @@ from reference import (
     RUNNER,
     SETTINGS,
     Engines,
-    Lookups,
-    WholeGraphs,
     compare,
     load_reference,
+    lookups,
     make_numbers_likely,
+    whole_graphs,
+    worker_of,
     write_closed,
     write_copying,
     write_tiny,
@@ -90,10 +91,6 @@ def requested(model, prompts, keys, of_rows=(), **settings):
         for row, (prompt, key, own) in enumerate(zip(prompts, keys, rows, strict=False))
     ]
     return tuple(map(list, zip(*asked, strict=True)))
-
-
-def worker_of(llm):
-    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
 
 
 def served_by(llm):
@@ -361,9 +358,9 @@ def test_graphs_of_the_whole_decoder(model, preset, folders, closed, engines):
     """Seven rows, filled up to eight: what `forward` would note of a step is noted around the graph."""
     folder = closed() if model == "closed" else folders[model]
     llm, model = engines(folder), load_reference(folder)
-    with WholeGraphs(llm) as graphs:
+    with whole_graphs(llm) as steps:
         same, numbers = compare(llm, model, preset, PROMPTS[::9][:7], 48, **SETTINGS[preset])
-    assert same >= 6 and numbers > 20 and graphs.steps > 40
+    assert same >= 6 and numbers > 20 and len(steps) > 40
 
 
 @every_runner
@@ -385,10 +382,10 @@ def test_what_a_graph_of_the_whole_decoder_leaves_to_note(tiny_tokenizer, tmp_pa
         return [log_prob for of_row in seen for [(_, log_prob, _)] in of_row]
 
     wanted = told()
-    with WholeGraphs(llm) as graphs:
+    with whole_graphs(llm) as steps:
         same, numbers = compare(llm, model, "standard", prompts, 48, temperature=1.0)
         found = told()
-    assert same >= len(prompts) - 1 and numbers > 20 and graphs.steps > 50
+    assert same >= len(prompts) - 1 and numbers > 20 and len(steps) > 50
     assert len(found) == 12 * len(prompts) and found == pytest.approx(wanted)
 
 
@@ -427,9 +424,9 @@ def test_values_in_closed_form(family, context, closed, engines):
         same, numbers = compare(llm, model, preset, prompts, 32, **SETTINGS[preset])
         assert same >= len(prompts) - 1 and numbers > len(prompts)
     for _ in range(2):
-        with Lookups(llm) as lookups:
+        with lookups(llm) as seen:
             assert_laws(model, prompts, ask(llm, prompts, max_tokens=32))
-    assert any(hit.cached > 100 for hit in lookups) == (context == "digits")
+    assert any(hit.cached > 100 for hit in seen) == (context == "digits")
 
 
 @every_runner
@@ -437,9 +434,9 @@ def test_values_in_closed_form(family, context, closed, engines):
 def test_preempted_values_in_closed_form(context, closed, engines):
     folder = closed("llama", context)
     llm = engines(folder, block_size=32, num_gpu_blocks_override=24)
-    with Lookups(llm) as lookups:
+    with lookups(llm) as seen:
         found = ask(llm)
-    assert len([hit for hit in lookups if hit.preempted]) >= 3
+    assert len([hit for hit in seen if hit.preempted]) >= 3
     assert_laws(load_reference(folder), PROMPTS[:12], found)
 
 
@@ -491,9 +488,9 @@ def test_preempted_requests_keep_their_values(model, folders, engines):
     """Where the context holds no values, what they wrote before is found in the prefix cache when they come back."""
     wanted = ask(engines(folders[model], enable_prefix_caching=False))
     llm = engines(folders[model], block_size=32, num_gpu_blocks_override=24)
-    with Lookups(llm) as lookups:
+    with lookups(llm) as seen:
         found = ask(llm)
-    resumed = [hit for hit in lookups if hit.preempted]
+    resumed = [hit for hit in seen if hit.preempted]
     assert len(resumed) >= 3
     assert any(hit.cached > hit.prompt for hit in resumed) == (model == "digits")
     assert sum(len(answer.numbers) for answer in found) > 20
@@ -508,10 +505,10 @@ def test_a_shared_prefix_is_read_once(folders, engines):
     wanted = ask(engines(folder, max_model_len=2048, enable_prefix_caching=False), prompts, max_tokens=32)
     llm, model = engines(folder, max_model_len=2048), load_reference(folder)
     for _ in range(2):
-        with Lookups(llm) as lookups:
+        with lookups(llm) as seen:
             found = ask(llm, prompts, max_tokens=32)
-        assert min(hit.prompt for hit in lookups) > 1000
-        assert sum(hit.cached >= 1000 - 128 for hit in lookups) >= len(prompts) - 1  # in blocks of 128 tokens
+        assert min(hit.prompt for hit in seen) > 1000
+        assert sum(hit.cached >= 1000 - 128 for hit in seen) >= len(prompts) - 1  # in blocks of 128 tokens
         assert_same(found, wanted)
     slices = [prompts[start : start + 16] for start in range(0, len(prompts), 16)]
     same = [compare(llm, model, "persona", part, 32, **SETTINGS["persona"])[0] for part in slices]
