@@ -52,7 +52,7 @@ def create_app(model: CausalQwenForCausalLM, settings: ServerSettings | None = N
         await asyncio.to_thread(service.batcher.close)
         service.long_thread.shutdown(wait=False, cancel_futures=True)
 
-    about = {"title": "CausalQwen", "description": _ABOUT, "version": __version__}
+    about: dict[str, Any] = {"title": "CausalQwen", "description": _ABOUT, "version": __version__}
     app = FastAPI(**about, lifespan=lifespan, openapi_url=None, responses=ERRORS)
     app.state.batcher, app.state.longest = service.batcher, settings.timeout
     for error in (ApiError, HTTPException):
