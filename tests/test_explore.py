@@ -7,13 +7,12 @@ import os
 import re
 import shutil
 import subprocess
-import threading
 import time
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-import uvicorn
 from typer.testing import CliRunner
 
 from causalqwen import PRESETS, Observation
@@ -22,10 +21,11 @@ from causalqwen.numbers import last_place
 from causalqwen.serving.pages import FOLDER, HEADERS
 from causalqwen_cli.app import app as cli
 from conftest import graft_tiny
-from test_serving import PEOPLE, Server, held, serving, talker, until
+from test_serving import PEOPLE, Server, held, serving, start, talker, until
 
 WEB = Path(__file__).parent.parent / "web"
 DRAWING = FOLDER.parent.parent / "evaluation" / "drawing"
+SMALL = {"width": 390, "height": 844}
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 HOSTILE = (
     "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\"> \u202egnp.exe\u202c \u200f"
@@ -58,39 +58,63 @@ def browser():
 
 
 @pytest.fixture
-def tab(browser, server):
-    """A page that was opened on the server: at its end it has asked nobody else, and nothing was wrong in it."""
+def page(browser, server):
     with opened(browser, server) as made:
         yield made
 
 
-class opened:  # noqa: N801 # a context
-    """A fresh browser context at the page, which notes what went wrong in it."""
+@contextmanager
+def opened(browser, server, path="", **settings):
+    """A page in a fresh browser context: at its end it has asked nobody else, and nothing was wrong in it."""
+    host, asked, errors = f"http://127.0.0.1:{server.port}/", [], []
+    with closing(browser.new_context(**{"locale": "en-GB", "accept_downloads": True} | settings)) as context:
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda said: errors.append(said.text) if said.type in ("error", "warning") else 0)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(host + path)
+        page.wait_for_selector("form >> visible=true")
+        yield page
+    assert not [url for url in asked if not url.startswith((host, f"blob:{host}"))]
+    assert not [error for error in errors if "Failed to load resource" not in error]  # a refused request is told too
 
-    def __init__(self, browser, server, path="", **settings):
-        self.browser, self.settings = browser, settings
-        self.url = f"http://127.0.0.1:{server.port}/{path}"
 
-    def __enter__(self):
-        self.context = self.browser.new_context(**{"locale": "en-GB", "accept_downloads": True} | self.settings)
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(20_000)
-        self.asked, self.errors = [], []
-        self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.on("console", lambda said: self.errors.append(said.text) if said.type in ("error", "warning") else 0)
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.goto(self.url)
-        self.page.wait_for_selector("form >> visible=true")
-        return self.page
+@pytest.fixture(params=[(locale, scheme) for locale in ("en-GB", "zh-CN") for scheme in ("light", "dark")])
+def small(request, browser, server):
+    """A page on a small screen, in both languages and looks, with axe in it."""
+    axe, (locale, scheme) = WEB / "node_modules" / "axe-core" / "axe.min.js", request.param
+    if not axe.is_file():
+        pytest.skip("axe-core is not installed (`npm ci` in web/, which `make test-web` does)")
+    with opened(browser, server, locale=locale, color_scheme=scheme, viewport=SMALL) as page:
+        assert page.evaluate("document.documentElement.dataset.theme") == scheme
+        page.evaluate(axe.read_text(encoding="utf-8"))
+        yield page
 
-    def __exit__(self, kind, *rest):
-        self.context.close()
-        if kind is None:
-            host = self.url.split("/")[2]
-            strangers = [url for url in self.asked if not url.startswith((f"http://{host}/", f"blob:http://{host}/"))]
-            assert not strangers
-            # a refused request is told by the browser too
-            assert not [error for error in self.errors if "Failed to load resource" not in error]
+
+def labelled(view, label):
+    return view.get_by_label(label, exact=label in ("Seed", "Name", "drawn")).locator("visible=true").first
+
+
+def fill(view, form, button=None):
+    """Fill controls in by their labels, as far as they are shown, and press a button."""
+    for label, value in form.items():
+        control = labelled(view, label)
+        if value is True:
+            control.check()
+        elif control.evaluate("one => one.tagName") == "SELECT":
+            control.select_option(value)
+        else:
+            control.fill(value)
+    if button is not None:
+        view.get_by_role("button", name=button, exact=True).click()
+
+
+def posted(page):
+    """The bodies of what a page asks from now on."""
+    bodies = []
+    page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+    return bodies
 
 
 def here(page):
@@ -106,11 +130,8 @@ def go_to(page, place):
 
 
 def write(page, prompt, tokens=12, seed=5, preset="causal"):
-    here(page).get_by_label("Text to go on from").fill(prompt)
-    here(page).get_by_label("Tokens at most").fill(str(tokens))
-    here(page).get_by_label("Seed", exact=True).fill(str(seed))
-    here(page).get_by_label("How it is decided").select_option(preset)
-    page.get_by_role("button", name="Write", exact=True).click()
+    limits = {"Tokens at most": str(tokens), "Seed": str(seed)}
+    fill(here(page), {"Text to go on from": prompt, "How it is decided": preset} | limits, "Write")
     wait_written(page)
 
 
@@ -131,15 +152,10 @@ def open_token(page, place):
 
 
 def test_the_page_is_served_with_a_policy_that_asks_nobody_else(server):
-    import http.client
-
     for path, kind in (("/", "text/html"), ("/explorer.js", "javascript"), ("/explorer.css", "text/css")):
-        connection = http.client.HTTPConnection("127.0.0.1", server.port)
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        assert answer.status == 200 and kind in answer.headers["Content-Type"] and answer.read()
-        assert {name: answer.headers[name] for name in HEADERS} == HEADERS
-        connection.close()
+        status, headers, text = server.request(path)
+        assert status == 200 and kind in headers["Content-Type"] and text
+        assert {name: headers[name] for name in HEADERS} == HEADERS
     assert HEADERS["Content-Security-Policy"].startswith("default-src 'self'")
     html = (FOLDER / "index.html").read_text(encoding="utf-8")
     assert "style=" not in html and not re.search(r"<script(?![^>]*\bsrc=)", html)
@@ -163,9 +179,8 @@ def test_a_fresh_build_gives_the_files_that_are_committed(tmp_path):
     shutil.copytree(WEB, tmp_path / "web", ignore=shutil.ignore_patterns("node_modules"))
     for words in (["ci"], ["run", "build"]):
         ran = subprocess.run([npm, *words], cwd=tmp_path / "web", capture_output=True, text=True, timeout=300)
-        if words == ["ci"] and re.search(
-            "ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH", ran.stderr
-        ):
+        unreached = "ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH"
+        if words == ["ci"] and re.search(unreached, ran.stderr):
             pytest.skip("npm cannot reach its registry from here")
         assert ran.returncode == 0, ran.stderr
     for committed in (FOLDER, DRAWING):
@@ -181,15 +196,10 @@ def test_a_server_without_the_page_has_none(model):
         assert plain.send(None, "/", "GET")[0] == 404
 
 
-def numbers(server, **fields):
-    status, text = server.send({"model": "tiny", **fields}, "/v1/numbers")
-    return status, json.loads(text)
-
-
 def test_numbers_over_http_are_those_of_predict_number(server, model):
     prompts = [f"They say that {n} of" for n in range(20)]
     values = [float(n) if n % 2 else None for n in range(20)]
-    status, told = numbers(server, prompts=prompts, values=values, levels=[0.3, 0.9], points=7, individual="Ann")
+    status, told = server.ask("numbers", prompts=prompts, values=values, levels=[0.3, 0.9], points=7, individual="Ann")
     assert status == 200 and told["object"] == "list"
     predicted = model.predict_number(prompts, individual=PEOPLE["Ann"])
     for row, (one, known) in enumerate(zip(told["data"], predicted, strict=True)):
@@ -210,7 +220,8 @@ def test_numbers_behind_chats_are_those_behind_the_template(server, model):
     chat = [{"role": "user", "content": "How many?"}]
     text = model.processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     begun = [*chat, {"role": "assistant", "content": "It is "}]
-    (of_chat, of_begun, of_text, of_its_words) = numbers(server, prompts=[chat, begun, text, text + "It is"])[1]["data"]
+    _, told = server.ask("numbers", prompts=[chat, begun, text, text + "It is"])
+    of_chat, of_begun, of_text, of_its_words = told["data"]
     assert of_chat["median"] == pytest.approx(of_text["median"], rel=1e-5)
     assert of_begun["median"] == pytest.approx(of_its_words["median"], rel=1e-5) != of_chat["median"]
 
@@ -232,9 +243,7 @@ def test_numbers_behind_chats_are_those_behind_the_template(server, model):
     ],
 )
 def test_numbers_that_cannot_be_predicted_are_refused_by_field(server, fields, said, param):
-    status, told = numbers(server, **fields)
-    assert status == 400 and said in told["error"]["message"], told
-    assert param is None or told["error"]["param"] == param
+    server.check_refused("numbers", fields, said, param)
 
 
 def test_alternatives_come_with_each_token_and_are_the_models(server, model):
@@ -260,9 +269,8 @@ def test_alternatives_come_with_each_token_and_are_the_models(server, model):
         for alternative in [one["chosen"], *one["alternatives"]]:
             assert alternative["softmax"] == pytest.approx(softmax[alternative["token"]].item(), rel=1e-3, abs=1e-9)
             assert alternative["ovr"] == pytest.approx(p[alternative["token"]].item(), rel=1e-3, abs=1e-9)
-        assert [alternative["softmax"] for alternative in one["alternatives"]] == sorted(
-            (alternative["softmax"] for alternative in one["alternatives"]), reverse=True
-        )
+        ranked = [alternative["softmax"] for alternative in one["alternatives"]]
+        assert ranked == sorted(ranked, reverse=True)
         assert one["decided"] == out.decisions[0, begun + place - 1]
         assert one["who"] == pytest.approx(shares[place].who, rel=1e-3)
         same += 1
@@ -277,9 +285,8 @@ def test_an_alternative_is_told_as_what_it_adds(model):
     texts = ["They say", "我们", "It is 7"]
     before = [tuple(model.processor(text)[name] for name in ("input_ids", "numeric_values")) for text in texts]
     found = []
-    for text, (ids, values), place in zip(
-        texts, before, alternatives(model, features, [5, 6, model.config.num_token_id], before, 400), strict=True
-    ):
+    places = alternatives(model, features, [5, 6, model.config.num_token_id], before, 400)
+    for text, (ids, values), place in zip(texts, before, places, strict=True):
         assert len(place.alternatives) == 400 and sum(one.softmax for one in place.alternatives) <= 1 + 1e-6
         for one in place.alternatives:
             if one.text is None:
@@ -293,71 +300,36 @@ def test_an_alternative_is_told_as_what_it_adds(model):
 
 
 def test_modes_are_the_grid_of_individual_and_noise(server):
-    for preset, modes in (
-        ("persona", ("sequence", "token", "token")),
-        ("standard", ("marginal", "marginal", "marginal")),
-    ):
+    for preset, modes in {"persona": ("sequence", "token", "token"), "standard": ("marginal",) * 3}.items():
         of_modes = dict(zip(("individual_mode", "noise_mode", "own_mode"), modes, strict=True))
         assert server.complete(of_modes).choices[0].text == server.complete({"preset": preset}).choices[0].text
     both = server.complete({"individual_mode": "sequence", "noise_mode": "sequence"}).choices[0].text
     assert both not in {server.complete({"preset": name}).choices[0].text for name in ("persona", "shared-noise")}
-    for wrong, said in (
-        ({"individual_mode": "token"}, "given together"),
-        ({"individual_mode": "token", "noise_mode": "off", "preset": "causal"}, "says the modes already"),
-        ({"individual_mode": "all", "noise_mode": "off"}, "Input should be"),
-        (
-            {"individual_mode": "token", "noise_mode": "off", "individual": "Ann"},
-            "no effect under the preset token x off",
-        ),
-    ):
-        body = {"model": "tiny", "prompt": "It is", "causal": wrong}
-        status, told = server.send(body)
-        assert status == 400 and said in told.decode(), told
 
 
 def test_a_chat_goes_on_with_the_words_that_it_ends_in(server, model):
     messages = [{"role": "user", "content": "Say"}, {"role": "assistant", "content": "They are "}]
-    asked = {"model": "tiny", "messages": messages, "max_tokens": 8, "seed": 3, "causal": {"preset": "standard"}}
-    status, told = server.send(asked | {"continue_final_message": True}, "/v1/chat/completions")
+    asked = {"max_tokens": 8, "seed": 3, "causal": {"preset": "standard"}, "continue_final_message": True}
+    status, told = server.ask("chat/completions", messages=messages, **asked)
     text = model.processor.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True) + "They are "
     whole = server.complete({"preset": "standard"}, prompt=text + " ", max_tokens=8, seed=3).choices[0].text
-    assert status == 200 and json.loads(told)["choices"][0]["message"]["content"] == whole
+    assert status == 200 and told["choices"][0]["message"]["content"] == whole
     for last in ({"role": "user", "content": "x"}, {"role": "assistant", "content": " "}):
-        body = asked | {"continue_final_message": True, "messages": [*messages, last]}
-        assert server.send(body, "/v1/chat/completions")[0] == 400
+        assert server.ask("chat/completions", messages=[*messages, last], **asked)[0] == 400
 
 
 def test_short_work_is_done_between_the_tokens_of_a_text(server):
     stream = server.complete({"preset": "standard"}, max_tokens=400, stream=True)
     events = iter(stream)
     next(events)
-    status, told = numbers(server, prompts=["They say"])
+    status, told = server.ask("numbers", prompts=["They say"])
     assert status == 200 and told["data"]
     assert server.metric("causalqwen_running") == 1  # the text is still being written
     stream.close()
     until(lambda: server.metric("causalqwen_running") == 0)
 
 
-def test_short_work_has_a_place_in_the_queue_and_an_end(model):
-    with serving(model, max_waiting=1, timeout=0.4) as small, held(model) as gate:
-        blocker = threading.Thread(target=lambda: small.send({"model": "tiny", "prompt": "a"}))
-        blocker.start()
-        until(lambda: small.metric("causalqwen_running") == 1)
-        late: list = []
-        waiting = threading.Thread(target=lambda: late.append(numbers(small, prompts=["a"])))
-        waiting.start()
-        until(lambda: small.metric("causalqwen_waiting") == 1)
-        assert numbers(small, prompts=["a"])[0] == 429
-        waiting.join()
-        assert late[0][0] == 503 and late[0][1]["error"]["code"] == "timeout"
-        gate.set()
-        blocker.join()
-        until(lambda: small.metric("causalqwen_waiting") == 0)
-        assert numbers(small, prompts=["a"])[0] == 200
-
-
 def test_the_command_serves_the_page_and_opens_it(tmp_path, tiny_tokenizer, monkeypatch):
-    import urllib.request
     import webbrowser
 
     from causalqwen import serving as room
@@ -368,13 +340,8 @@ def test_the_command_serves_the_page_and_opens_it(tmp_path, tiny_tokenizer, monk
     opened_at, answers = [], []
 
     def run(app, listener):
-        made = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
-        thread = threading.Thread(target=made.run, kwargs={"sockets": [listener]})
-        thread.start()
-        with urllib.request.urlopen(f"http://127.0.0.1:{listener.getsockname()[1]}/") as answer:
-            answers.append(answer.read())
-        made.should_exit = True
-        thread.join()
+        with closing(Server(app, listener)) as server:
+            answers.append(server.request("/")[2])
 
     monkeypatch.setattr(room, "run", run)
     monkeypatch.setattr(webbrowser, "open", opened_at.append)
@@ -412,14 +379,16 @@ def press(page, control):
     page.keyboard.press("Enter")
 
 
-def test_the_main_path_by_keyboard(tab, server):
-    page = tab
-    type_into(page, here(page).get_by_label("Text to go on from"), "They say that")
-    type_into(page, here(page).get_by_label("How it is decided"), "standard")
-    assert here(page).get_by_label("How it is decided").input_value() == "standard"
-    type_into(page, here(page).get_by_label("Seed", exact=True), "5")
-    type_into(page, here(page).get_by_label("Tokens at most"), "16")
-    press(page, page.get_by_role("button", name="Write", exact=True))
+def type_form(page, form, button):
+    """As `fill`, by the keyboard alone."""
+    for label, text in form.items():
+        type_into(page, labelled(here(page), label), text)
+    press(page, here(page).get_by_role("button", name=button, exact=True))
+
+
+def test_the_main_path_by_keyboard(page, server):
+    form = {"Text to go on from": "They say that", "How it is decided": "standard", "Seed": "5", "Tokens at most": "16"}
+    type_form(page, form, "Write")
     wait_written(page)
     said = server.complete({"preset": "standard"}, prompt="They say that", max_tokens=16, seed=5).choices[0].text
     assert page.locator("[data-text]").get_attribute("aria-label") == "The text"
@@ -446,8 +415,7 @@ def test_the_main_path_by_keyboard(tab, server):
     tab_to(page, page.get_by_role("radio", checked=True).locator("visible=true"))
     page.keyboard.press("ArrowLeft")
     assert page.get_by_role("radio", checked=True).locator("visible=true").get_attribute("value") == "sequence marginal"
-    type_into(page, here(page).get_by_label("Tokens at most"), "4")
-    press(page, here(page).get_by_role("button", name="Write"))
+    type_form(page, {"Tokens at most": "4"}, "Write")
     page.get_by_text("Change something and write again").wait_for()
 
 
@@ -456,54 +424,6 @@ def path_of(page, law):
     d = law.locator("path.curve").get_attribute("d")
     pairs = [tuple(map(float, pair.split())) for pair in re.split("[ML]", d)[1:]]
     return [((x - 12) / 496, (176 - y) / 146) for x, y in pairs]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3, 4])
-def test_what_is_shown_of_tokens_and_numbers_is_what_the_server_says(tab, server, seed):
-    page = tab
-    prompt = "They say that -3.5 of the people who came here went on to count"
-    write(page, prompt, tokens=40, seed=seed)
-    asked = {"prompt": prompt, "max_tokens": 40, "seed": seed}
-    choice = server.complete({"preset": "causal", "alternatives": 8, "points": 200}, **asked).choices[0]
-    tokens = [one for one in choice.causal["tokens"] if one["span"][1] > one["span"][0]]
-    shown = page.locator("[data-text] span[role=button]")
-    assert shown.count() == len(tokens) > 5
-    numbers = {tuple(one["span"]): one for one in choice.causal["numbers"]}
-    assert numbers
-    for place, token in enumerate(tokens):
-        inner = choice.text[slice(*token["span"])]
-        if inner.isprintable():
-            assert shown.nth(place).text_content() == inner
-        share = shown.nth(place).get_attribute("aria-label").rsplit(" ", 1)[1]
-        assert near_percent(share, token["chosen"]["softmax"])
-        open_token(page, place)
-        rows = page.locator("[data-place] tbody tr")
-        listed = {one["token"] for one in token["alternatives"]} | {token["chosen"]["token"]}
-        assert rows.count() == len(listed)
-        for row, alternative in enumerate(token["alternatives"]):
-            cells = rows.nth(row).locator("td").all_inner_texts()
-            assert near_percent(cells[0], alternative["softmax"]) and near_percent(cells[1], alternative["ovr"])
-            assert ("decision" in rows.nth(row).inner_text()) == (alternative["token"] == token["decided"])
-        number = next(
-            (one for span, one in numbers.items() if span[0] < token["span"][1] and token["span"][0] < span[1]), None
-        )
-        assert page.locator("[data-place] [data-law]").count() == (number is not None)
-        if number is None:
-            continue
-        curve, law = number["curve"], page.locator("[data-law]")
-        drawn, top = path_of(page, law), max(curve["density"])
-        assert len(drawn) == 200
-        for (x, y), value, density in zip(drawn, curve["value"], curve["density"], strict=True):
-            whole = curve["value"][-1] - curve["value"][0]
-            assert x == pytest.approx((value - curve["value"][0]) / whole, abs=1e-3)
-            assert y == pytest.approx(density / top, abs=1e-3)
-        for level, (low, high) in number["intervals"].items():
-            band = law.locator(f"[data-level='{level}']")
-            left = max((low - curve["value"][0]) / whole, 0)
-            right = min((high - curve["value"][0]) / whole, 1)
-            assert float(band.get_attribute("x")) == pytest.approx(12 + 496 * left, abs=0.6)
-            assert float(band.get_attribute("width")) == pytest.approx(496 * (right - left), abs=0.6)
 
 
 def number_of(told):
@@ -528,8 +448,7 @@ def near_percent(told, share):
 
 
 @pytest.mark.slow
-def test_an_alternative_is_put_in_and_a_number_set(tab, server):
-    page = tab
+def test_an_alternative_is_put_in_and_a_number_set(page, server):
     prompt = "They say that -3.5 of the people who came here went on to count"
     write(page, prompt, tokens=30, seed=1)
     before = shown_text(page)
@@ -548,8 +467,7 @@ def test_an_alternative_is_put_in_and_a_number_set(tab, server):
     number = next(place for place, text in enumerate(labels) if re.fullmatch(r" ?-?\d+\.\d+", text))
     open_token(page, number)
     for wrong in ("much", "9" * 400):
-        here(page).get_by_label("Set it to").fill(wrong)
-        page.get_by_role("button", name="Set and go on").click()
+        fill(here(page), {"Set it to": wrong}, "Set and go on")
         assert "not a number" in page.get_by_role("alert").inner_text()
         here(page).get_by_label("Set it to").fill("7")
     here(page).get_by_label("Set it to").fill("−77.5")
@@ -567,9 +485,8 @@ def test_an_alternative_is_put_in_and_a_number_set(tab, server):
 
 
 @pytest.mark.slow
-def test_every_setting_of_a_text_is_asked_for(tab):
-    page, bodies = tab, []
-    page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+def test_every_setting_of_a_text_is_asked_for(page):
+    bodies = posted(page)
     write(page, "They say", tokens=4, seed=8, preset="persona")
     assert bodies[-1]["max_tokens"] == 4 and bodies[-1]["seed"] == 8
     assert bodies[-1]["causal"] == {"preset": "persona", "temperature": 1, "alternatives": 8, "points": 200}
@@ -596,16 +513,11 @@ def test_every_setting_of_a_text_is_asked_for(tab):
 
 
 @pytest.mark.slow
-def test_a_text_is_stopped_and_two_tabs_do_not_disturb_each_other(browser, server, tab):
-    write_long = {"tokens": 400, "preset": "standard"}
-    page = tab
-    for name, value in (("Text to go on from", "They say"), ("Tokens at most", str(write_long["tokens"]))):
-        here(page).get_by_label(name).fill(value)
-    page.get_by_role("button", name="Write", exact=True).click()
+def test_a_text_is_stopped_and_two_tabs_do_not_disturb_each_other(browser, server, page):
+    fill(here(page), {"Text to go on from": "They say", "Tokens at most": "400"}, "Write")
     page.locator("[data-text] span[role=button]").nth(3).wait_for()
     with opened(browser, server) as other:
-        here(other).get_by_label("Text to go on from").fill("And so")
-        here(other).get_by_label("Tokens at most").fill("3")
+        fill(here(other), {"Text to go on from": "And so", "Tokens at most": "3"})
         page.get_by_role("button", name="Stop").click()
         page.get_by_text("Stopped.").wait_for()
         until(lambda: server.metric("causalqwen_running") == 0)
@@ -616,14 +528,10 @@ def test_a_text_is_stopped_and_two_tabs_do_not_disturb_each_other(browser, serve
 
 
 @pytest.mark.slow
-def test_a_chat(tab, server):
-    page = tab
-    here(page).get_by_label("Chat").check()
-    here(page).get_by_label("Tokens at most").fill("6")
-    here(page).get_by_label("How it is decided").select_option("standard")
+def test_a_chat(page, server):
+    fill(here(page), {"Chat": True, "Tokens at most": "6", "How it is decided": "standard"})
     for said in ("How many?", "And then?"):
-        here(page).get_by_label("Message").fill(said)
-        page.get_by_role("button", name="Send").click()
+        fill(here(page), {"Message": said}, "Send")
         wait_written(page)
     turns = page.locator(".turn").all_text_contents()
     assert [turn[:3] for turn in turns] == ["You", "Mod", "You"] and "And then?" in turns[2]
@@ -635,13 +543,10 @@ def test_a_chat(tab, server):
     assert page.locator(".turn").count() == 0
 
 
-def test_hostile_text_is_text(tab, server):
-    page = tab
+def test_hostile_text_is_text(page, server):
     write(page, HOSTILE, tokens=4)
     assert here(page).get_by_label("Text to go on from").input_value() == HOSTILE
-    here(page).get_by_label("Chat").check()
-    here(page).get_by_label("Message").fill(HOSTILE)
-    page.get_by_role("button", name="Send").click()
+    fill(here(page), {"Chat": True, "Message": HOSTILE}, "Send")
     wait_written(page)
     assert HOSTILE in page.locator(".turn").first.text_content()
     page.goto(page.url.split("#")[0] + "#numbers")
@@ -649,23 +554,14 @@ def test_hostile_text_is_text(tab, server):
     page.get_by_role("button", name="Predict").click()
     page.locator("[data-median]").first.wait_for()
     cell = page.locator("td.text").first.text_content()
-    assert (
-        cell.removesuffix("no number is announced here")
-        == HOSTILE.replace("\u202e", "⟨202E⟩")
-        .replace("\u202c", "⟨202C⟩")
-        .replace("\u200f", "⟨200F⟩")
-        .replace("\u200d", "⟨200D⟩")
-        .splitlines()[0]
-    )
+    assert cell.removesuffix("no number is announced here") == seen(HOSTILE.splitlines()[0])
     assert "taken" not in page.title() and page.locator("img").count() == 0
 
 
 @pytest.mark.slow
-def test_what_is_too_long_is_told_and_kept(tab):
-    page = tab
+def test_what_is_too_long_is_told_and_kept(page):
     long = "word " * 20_000
-    here(page).get_by_label("Text to go on from").fill(long)
-    page.get_by_role("button", name="Write", exact=True).click()
+    fill(here(page), {"Text to go on from": long}, "Write")
     page.get_by_role("alert").wait_for()
     assert "context of 4096" in page.get_by_role("alert").inner_text()
     assert here(page).get_by_label("Text to go on from").input_value() == long
@@ -682,8 +578,7 @@ TABLE = "name,prompt,value\r\n" + "".join(
 
 
 @pytest.mark.slow
-def test_rows_of_numbers_are_the_librarys(tab, model, tmp_path):
-    page = tab
+def test_rows_of_numbers_are_the_librarys(page, model, tmp_path):
     go_to(page, 1)
     (tmp_path / "rows.csv").write_text(TABLE, encoding="utf-8", newline="")
     page.locator("input[type=file]").set_input_files(tmp_path / "rows.csv")
@@ -703,11 +598,8 @@ def test_rows_of_numbers_are_the_librarys(tab, model, tmp_path):
     shares = page.get_by_role("img", name="Intervals that hold").get_attribute("aria-label")
     assert f"50%: {100 * inside / len(truths):.0f}%" in shares
     counts = torch.histc(torch.tensor([one.cdf(value) for one, value in truths]), 10, 0, 1) * 10 / len(truths)
-    assert (
-        page.get_by_role("img", name="of the true values")
-        .get_attribute("aria-label")
-        .endswith(", ".join(f"{count:.2f}" for count in counts.tolist()))
-    )
+    bars = page.get_by_role("img", name="of the true values").get_attribute("aria-label")
+    assert bars.endswith(", ".join(f"{count:.2f}" for count in counts.tolist()))
     with page.expect_download() as download:
         page.get_by_role("button", name="Download CSV").click()
     import csv
@@ -718,26 +610,14 @@ def test_rows_of_numbers_are_the_librarys(tab, model, tmp_path):
         assert line["prompt"] == text and float(line["median"]) == pytest.approx(one.median, rel=1e-4)
         assert float(line["low_0.5"]) == pytest.approx(one.interval(0.5)[0], rel=1e-4)
         assert (float(line["pit"]) == pytest.approx(one.cdf(value), rel=1e-4)) if value is not None else not line["pit"]
-    page.get_by_role("button", name="Draw the law of row 2", exact=True).click()
-    law = page.locator("[data-law]")
-    law.wait_for()
-    curve = predicted[1].curve(200, ROWS[1][1])
-    top = max(density for _, density, _ in curve)
-    for (_, y), (_, density, _) in zip(path_of(page, law), curve, strict=True):
-        assert y == pytest.approx(density / top, abs=3e-3)
-    page.get_by_role("checkbox", name="P(Y ≤ y)").check()
-    for (_, y), (_, _, below) in zip(path_of(page, law), curve, strict=True):
-        assert y == pytest.approx(below, abs=3e-3)
-    here(page).get_by_label("Who speaks").locator("visible=true").select_option("Ann")
-    page.get_by_role("button", name="Predict").click()
+    fill(here(page), {"Who speaks": "Ann"}, "Predict")
     page.locator("[data-median]").nth(35).wait_for()
     (of_ann,) = model.predict_number(ROWS[0][0], individual=PEOPLE["Ann"])
     check_figures(page.locator("[data-median]").first.inner_text(), [of_ann.median], of_ann, 0.9)
 
 
 @pytest.mark.slow
-def test_columns_are_chosen_and_laws_closed(tab, model):
-    page = tab
+def test_columns_are_chosen_and_laws_closed(page, model):
     go_to(page, 1)
     page.locator("textarea:visible").fill("text\tother\tweight\tvalue\nThey say\tIt is\t7\t0x10\n\t\t\t\n")
     of, truth = here(page).get_by_label("Column of texts"), here(page).get_by_label("Column of true values")
@@ -761,19 +641,15 @@ def test_columns_are_chosen_and_laws_closed(tab, model):
     row.click()
     assert page.locator("[data-law]").count() == 0
     go_to(page, 0)
-    here(page).get_by_label("Chat").check()
-    here(page).get_by_label("Prompt").check()
+    fill(here(page), {"Chat": True, "Prompt": True})
     assert here(page).get_by_label("Text to go on from").is_visible()
 
 
 @pytest.mark.slow
-def test_every_place_of_the_grid_and_what_it_changes(tab, server):
-    page = tab
+def test_every_place_of_the_grid_and_what_it_changes(page, server):
     go_to(page, 2)
     view = page.get_by_role("region", name="Randomness")
-    view.get_by_label("Text to go on from").fill("They say")
-    view.get_by_label("Tokens at most").fill("12")
-    view.get_by_label("Seed").fill("9")
+    fill(view, {"Text to go on from": "They say", "Tokens at most": "12", "Seed": "9"})
     places = view.get_by_role("radio")
     assert places.count() == 11
     before, named = None, set()
@@ -798,13 +674,10 @@ def test_every_place_of_the_grid_and_what_it_changes(tab, server):
         marked = view.locator("[data-changes]")
         assert marked.count() == (before is not None and before != shown)
         if marked.count():
-            old = marked.evaluate(
-                "one => [...one.childNodes].filter(n => n.nodeName !== 'INS').map(n => n.textContent).join('')"
+            without = (
+                "(one, gone) => [...one.childNodes].filter(n => n.nodeName !== gone).map(n => n.textContent).join('')"
             )
-            new = marked.evaluate(
-                "one => [...one.childNodes].filter(n => n.nodeName !== 'DEL').map(n => n.textContent).join('')"
-            )
-            assert (old, new) == (before, shown)
+            assert [marked.evaluate(without, gone) for gone in ("INS", "DEL")] == [before, shown]
         before = shown
     assert named == set(PRESETS) - {"individual-only", "softmax"}
 
@@ -816,14 +689,11 @@ def seen(text):
 
 
 @pytest.mark.slow
-def test_the_same_again_and_another_temperature(tab):
-    page, bodies = tab, []
-    page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+def test_the_same_again_and_another_temperature(page):
+    bodies = posted(page)
     go_to(page, 2)
     view = page.get_by_role("region", name="Randomness")
-    view.get_by_label("Text to go on from").fill("They say")
-    view.get_by_label("Tokens at most").fill("400")
-    view.get_by_role("button", name="Write").click()
+    fill(view, {"Text to go on from": "They say", "Tokens at most": "400"}, "Write")
     view.get_by_role("button", name="Stop").click()
     view.get_by_text("Stopped.").wait_for()
     view.get_by_label("Tokens at most").fill("5")
@@ -841,8 +711,7 @@ def test_the_same_again_and_another_temperature(tab):
 
 
 @pytest.mark.slow
-def test_a_file_is_dropped_and_predicting_is_stopped(tab, model):
-    page = tab
+def test_a_file_is_dropped_and_predicting_is_stopped(page, model):
     go_to(page, 1)
     page.evaluate(
         """text => { const data = new DataTransfer(); data.items.add(new File([text], "rows.csv"));
@@ -860,8 +729,7 @@ def test_a_file_is_dropped_and_predicting_is_stopped(tab, model):
 
 
 @pytest.mark.slow
-def test_language_look_and_links(tab):
-    page = tab
+def test_language_look_and_links(page):
     page.get_by_role("button", name="中文").click()
     assert page.locator("html").get_attribute("lang") == "zh" and page.get_by_role("link", name="数值").count() == 1
     page.get_by_role("button", name="深色或浅色").click()
@@ -880,7 +748,7 @@ def test_language_look_and_links(tab):
 
 @pytest.mark.slow
 def test_a_server_that_is_gone_is_told_with_what_to_do(browser, model):
-    server = Server(model, page=True)
+    server = start(model, page=True)
     try:
         with opened(browser, server) as page:
             here(page).get_by_label("Text to go on from").fill("They say")
@@ -895,21 +763,19 @@ def test_a_server_that_is_gone_is_told_with_what_to_do(browser, model):
 
 
 @pytest.mark.slow
-def test_a_text_that_breaks_off_is_kept_and_told(tab, server):
-    page = tab
+def test_a_text_that_breaks_off_is_kept_and_told(page, server):
     whole = server.complete({"preset": "standard", "alternatives": 2}, prompt="They say", max_tokens=5, stream=True)
     begun = list(whole)[:3]
     events = "".join(f"data: {event.model_dump_json()}\n\n" for event in begun)
     page.route("**/v1/completions", lambda route: route.fulfill(body=events, content_type="text/event-stream"))
-    here(page).get_by_label("Text to go on from").fill("They say")
-    page.get_by_role("button", name="Write", exact=True).click()
+    fill(here(page), {"Text to go on from": "They say"}, "Write")
     page.get_by_role("alert").wait_for()
     assert "still running" in page.get_by_role("alert").inner_text()
     assert page.locator("[data-text]").text_content() == seen("".join(event.choices[0].text for event in begun))
 
 
-def test_characters_beyond_16_bits_are_where_the_server_has_them(tab, server):
-    page, text, places = tab, "", []
+def test_characters_beyond_16_bits_are_where_the_server_has_them(page, server):
+    text, places = "", []
     events = []
     for event in server.complete(
         {"preset": "causal", "alternatives": 2}, prompt="They say", max_tokens=20, stream=True
@@ -929,13 +795,10 @@ def test_characters_beyond_16_bits_are_where_the_server_has_them(tab, server):
 
 
 @pytest.mark.slow
-def test_a_page_that_is_loaded_again_leaves_nothing_running(tab, server):
-    page = tab
+def test_a_page_that_is_loaded_again_leaves_nothing_running(page, server):
     for place in (0, 2):
         go_to(page, place)
-        here(page).get_by_label("Text to go on from").fill("They say")
-        here(page).get_by_label("Tokens at most").fill("400")
-        here(page).get_by_role("button", name="Write", exact=True).click()
+        fill(here(page), {"Text to go on from": "They say", "Tokens at most": "400"}, "Write")
         until(lambda: server.metric("causalqwen_running") == 1)
         page.reload()
         page.wait_for_selector("form >> visible=true")
@@ -943,8 +806,7 @@ def test_a_page_that_is_loaded_again_leaves_nothing_running(tab, server):
 
 
 @pytest.mark.slow
-def test_copying_that_the_browser_refuses_is_told(tab):
-    page = tab
+def test_copying_that_the_browser_refuses_is_told(page):
     write(page, "They say", tokens=3)
     page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
     page.get_by_role("button", name="Copy the text").click()
@@ -952,8 +814,7 @@ def test_copying_that_the_browser_refuses_is_told(tab):
 
 
 @pytest.mark.slow
-def test_a_row_that_cannot_be_predicted_is_named_and_a_huge_file_taken(tab, tmp_path):
-    page = tab
+def test_a_row_that_cannot_be_predicted_is_named_and_a_huge_file_taken(page, tmp_path):
     go_to(page, 1)
     page.locator("textarea:visible").fill("They say\n" * 20 + "word " * 5000 + "\nIt is")
     page.get_by_role("button", name="Predict").click()
@@ -968,8 +829,7 @@ def test_a_row_that_cannot_be_predicted_is_named_and_a_huge_file_taken(tab, tmp_
     page.locator("input[type=file]").set_input_files(tmp_path / "120000.csv")
     page.get_by_text("120000 rows are more than").wait_for()
     print(f"a file of 4 MB took {time.monotonic() - start:.1f} s")
-    page.get_by_label("Column of true values").select_option("id")
-    page.get_by_role("button", name="Predict").click()
+    fill(page, {"Column of true values": "id"}, "Predict")
     page.get_by_text(re.compile("\\b[1-9]\\d* of 2000 rows")).wait_for()
     page.get_by_role("button", name="Stop").click()
     page.get_by_text("Stopped.").wait_for()
@@ -1000,84 +860,84 @@ def test_a_model_without_a_template_or_numbers_says_so(browser, tiny_tokenizer):
         go_to(page, 3)
         assert here(page).get_by_label("inferred from numbers").is_disabled()
         go_to(page, 4)
-        here(page).get_by_label("What stood before").fill("They say")
-        here(page).get_by_label("What was said").fill(" 12.5 of us")
-        page.get_by_role("button", name="Read the text").click()
+        fill(here(page), {"What stood before": "They say", "What was said": " 12.5 of us"}, "Read the text")
         page.get_by_text("comes back exactly").wait_for()
         page.locator("[data-text]:visible span[role=button]").first.click()
-        here(page).get_by_label("behind 0 tokens").fill("99")
-        page.get_by_role("button", name="Put these words here").click()
+        fill(here(page), {"behind 0 tokens": "99"}, "Put these words here")
         page.get_by_role("button", name="See the worlds").click()
         page.locator("[data-cell]").first.wait_for()
         assert page.locator("[data-values]:visible").count() == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("locale", ["en-GB", "zh-CN"])
-def test_the_page_is_accessible_and_fits_a_small_screen(browser, server, scheme, locale):
-    axe = WEB / "node_modules" / "axe-core" / "axe.min.js"
-    if not axe.is_file():
-        pytest.skip("axe-core is not installed (`npm ci` in web/, which `make test-web` does)")
-    small = {"width": 390, "height": 844}
-    with opened(browser, server, locale=locale, color_scheme=scheme, viewport=small) as page:
-        assert page.evaluate("document.documentElement.dataset.theme") == scheme
-        page.evaluate(axe.read_text(encoding="utf-8"))
-        check_page(page, "empty")
-        page.locator("textarea:visible").fill("They say that -3.5 of the people who came here went on to count")
-        page.locator("select:visible").first.select_option("causal")
+def test_the_page_is_accessible_and_fits_a_small_screen(small):
+    page = small
+    check_page(page, "empty")
+    page.locator("textarea:visible").fill("They say that -3.5 of the people who came here went on to count")
+    page.locator("select:visible").first.select_option("causal")
+    page.locator("button.main:visible").click()
+    for width in (390, 1200):
+        page.set_viewport_size({"width": width, "height": 844})
+        page.locator("[data-text] span[role=button]").nth(2).wait_for()
+        page.locator("button.main:visible:not(:disabled)").wait_for()
+        page.locator("[data-text] span[role=button]").nth(2).click()
+        page.locator("[data-place]").wait_for()
+        check_page(page, "a text")
+        go_to(page, 1)
+        page.set_viewport_size({"width": width, "height": 844})
+        page.locator("textarea:visible").fill(TABLE)
         page.locator("button.main:visible").click()
-        for width in (390, 1200):
-            page.set_viewport_size({"width": width, "height": 844})
-            page.locator("[data-text] span[role=button]").nth(2).wait_for()
-            page.locator("button.main:visible:not(:disabled)").wait_for()
-            page.locator("[data-text] span[role=button]").nth(2).click()
-            page.locator("[data-place]").wait_for()
-            check_page(page, "a text")
-            go_to(page, 1)
-            page.set_viewport_size({"width": width, "height": 844})
-            page.locator("textarea:visible").fill(TABLE)
+        page.locator("[data-median]").nth(35).wait_for()
+        page.locator("td button").first.click()
+        page.locator("[data-law]:visible").wait_for()
+        check_page(page, "rows")
+        go_to(page, 2)
+        check_page(page, "the grid")
+        for place in (0, 5):
+            page.locator("[type=radio]:visible").nth(place).check()
+            page.locator("textarea:visible").fill("They say that")
             page.locator("button.main:visible").click()
-            page.locator("[data-median]").nth(35).wait_for()
-            page.locator("td button").first.click()
-            page.locator("[data-law]:visible").wait_for()
-            check_page(page, "rows")
-            go_to(page, 2)
-            check_page(page, "the grid")
-            for place in (0, 5):
-                page.locator("[type=radio]:visible").nth(place).check()
-                page.locator("textarea:visible").fill("They say that")
-                page.locator("button.main:visible").click()
-                page.locator("button.main:visible:not(:disabled)").wait_for()
-            page.locator("[data-changes]").wait_for()
-            check_page(page, "changes")
-            go_to(page, 0)
+            page.locator("button.main:visible:not(:disabled)").wait_for()
+        page.locator("[data-changes]").wait_for()
+        check_page(page, "changes")
+        go_to(page, 0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("named", "length"), [("model", 40), pytest.param("smollm2", 10, marks=pytest.mark.backbone)])
-def test_twenty_tabs_write_at_once_each_can_stop_and_memory_returns(browser, request, named, length):
+@pytest.mark.parametrize(
+    ("named", "place", "form", "button"),
+    [
+        ("model", 0, {"Text to go on from": "They say", "Tokens at most": "40"}, "Write"),
+        ("model", 4, {"What stood before": "They say that", "What was said": " 12.5 people, then 31"}, "Read the text"),
+        pytest.param(
+            "smollm2",
+            0,
+            {"Text to go on from": "They say", "Tokens at most": "10"},
+            "Write",
+            marks=pytest.mark.backbone,
+        ),
+    ],
+)
+def test_twenty_tabs_ask_at_once_each_can_stop_and_memory_returns(browser, request, named, place, form, button):
     model = request.getfixturevalue(named)
     held_bytes, resident = [], []
     with serving(model, window=0.002, page=True) as server:
         for _ in range(3):
-            tabs = [opened(browser, server) for _ in range(20)]
-            pages = [one.__enter__() for one in tabs]
-            with held(model):
+            with ExitStack() as tabs:
+                pages = [tabs.enter_context(opened(browser, server)) for _ in range(20)]
+                with held(model):
+                    for page in pages:
+                        go_to(page, place)
+                        fill(here(page), form, button)
+                    for page in pages[::2]:
+                        fill(here(page), {}, "Stop")
+                        page.get_by_text("Stopped.").wait_for()
                 for page in pages:
-                    here(page).get_by_label("Text to go on from").fill("They say")
-                    here(page).get_by_label("Tokens at most").fill(str(length))
-                    page.get_by_role("button", name="Write", exact=True).click()
-                for page in pages[::2]:
-                    page.get_by_role("button", name="Stop").click()
-                    page.get_by_text("Stopped.").wait_for()
-            for page in pages:
-                page.get_by_role("button", name="Stop").and_(page.locator(":disabled")).wait_for(timeout=120_000)
-                assert page.get_by_role("alert").count() == 0
-            for page in pages[1::2]:
-                assert page.locator("[data-text] span[role=button]").count() > 0
-            for one in tabs:
-                one.__exit__(None)
+                    stop = here(page).get_by_role("button", name="Stop")
+                    stop.and_(page.locator(":disabled")).wait_for(timeout=120_000)
+                    assert page.get_by_role("alert").count() == 0
+                for page in pages[1::2]:
+                    assert page.locator("[data-text]:visible span[role=button]").count() > 0
             until(lambda: server.metric("causalqwen_running") == server.metric("causalqwen_waiting") == 0)
             held_bytes.append(tensor_bytes())
             resident.append(server.metric("process_resident_memory_bytes"))
@@ -1089,25 +949,6 @@ def tensor_bytes():
     """What all tensors of this process hold."""
     gc.collect()
     return sum(one.nbytes for one in gc.get_objects() if issubclass(type(one), torch.Tensor))
-
-
-@pytest.mark.slow
-@pytest.mark.backbone
-def test_first_paint_and_first_token_take_less_than_a_second(browser, smollm2):
-    with serving(smollm2, page=True) as server, opened(browser, server) as page:
-        paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
-        waits = []
-        for seed in range(4):
-            here(page).get_by_label("Text to go on from").fill("It was raining, and the captain")
-            here(page).get_by_label("Tokens at most").fill("3")
-            here(page).get_by_label("Seed", exact=True).fill(str(seed))
-            start = time.monotonic()
-            page.get_by_role("button", name="Write", exact=True).click()
-            page.locator("[data-text] span[role=button]").first.wait_for()
-            waits.append(time.monotonic() - start)
-            wait_written(page)
-        print(f"first paint {paint:.0f} ms, first tokens {[round(wait, 2) for wait in waits]} s")
-        assert paint < 1000 and min(waits) < 1
 
 
 @pytest.mark.slow
@@ -1132,32 +973,28 @@ def test_the_pictures_of_the_documents(browser, tmp_path):
         assert 200 < float(page.locator("[data-text] span[role=button]").first.inner_text()) < 800
         go_to(page, 3)
         view = here(page)
-        view.get_by_label("Seed", exact=True).fill("1")
-        page.get_by_role("button", name="Add", exact=True).click()
+        fill(view, {"Seed": "1"}, "Add")
         page.locator("[data-person='2']").wait_for()
         view.get_by_label("inferred from a text").check()
         view.get_by_label("What they wrote").fill(
             "My friends, we have come a long way together. My friends, let us go on."
         )
-        view.get_by_label("Name", exact=True).fill("the speaker")
-        page.get_by_role("button", name="Add", exact=True).click()
+        fill(view, {"Name": "the speaker"}, "Add")
         page.get_by_role("button", name="Which words told").click()
         page.locator("[data-text]:visible").wait_for()
         beginning = page.get_by_role("region", name="What they write")
-        beginning.get_by_label("Text to go on from").fill("It was raining, and the captain")
-        beginning.get_by_label("Seed", exact=True).fill("7")
-        beginning.get_by_role("button", name="Let them write").click()
+        fill(beginning, {"Text to go on from": "It was raining, and the captain", "Seed": "7"}, "Let them write")
         page.locator("[data-written='3']").wait_for()
         page.screenshot(path=folder / "explore-people.png", full_page=True)
         go_to(page, 4)
-        here(page).get_by_label("What stood before").fill("Ethanol boils at")
-        here(page).get_by_label("What was said").fill(" 351 K, and toluene at 384 K.")
-        here(page).get_by_label("Seed", exact=True).fill("7")
-        page.get_by_role("button", name="Read the text").click()
+        fill(
+            here(page),
+            {"What stood before": "Ethanol boils at", "What was said": " 351 K, and toluene at 384 K.", "Seed": "7"},
+            "Read the text",
+        )
         page.get_by_text("comes back exactly").wait_for()
         page.locator("[data-text]:visible span[role=button]").first.click()
-        here(page).get_by_label("behind 0 tokens").fill("78")
-        page.get_by_role("button", name="Set this number").click()
+        fill(here(page), {"behind 0 tokens": "78"}, "Set this number")
         page.get_by_role("button", name="One more edit").click()
         here(page).locator("[data-edit] textarea").nth(1).fill("Water boils at")
         page.get_by_role("button", name="See the worlds").click()

@@ -1,5 +1,6 @@
 """Pages as a person sees them, in a real Chromium, on a phone and on a desk; see tests/test_explore.py."""
 
+# ruff: noqa: F401, F811 # fixtures
 import re
 from contextlib import closing, contextmanager
 from dataclasses import fields, replace
@@ -16,8 +17,8 @@ from causalqwen.evaluation.survey_report import survey_report, write_survey_repo
 from causalqwen.evaluation.worlds import write_worlds
 from causalqwen.modeling.worlds import world_numbers
 from causalqwen.numbers import ValueLaw
-from test_explore import browser, go_to, open_token, opened, write  # noqa: F401 # fixtures
-from test_explore_people import SAID, SMALL, add_text, model, read_text, server  # noqa: F401
+from test_explore import SMALL, browser, fill, go_to, open_token, opened, write
+from test_explore_people import SAID, add_text, model, read_text, server
 
 LARGE = {"width": 1280, "height": 900}
 SCREENS = pytest.mark.parametrize("screen", [SMALL, LARGE], ids=["phone", "desk"])
@@ -60,7 +61,7 @@ EXAMPLES = [
 
 
 @pytest.fixture(scope="module")
-def pages(model, tmp_path_factory):  # noqa: F811
+def pages(model, tmp_path_factory):
     """All pages that the library writes to files, of awkward content."""
     folder = tmp_path_factory.mktemp("pages")
     metrics = SCORES | {"seconds": 90.0, "rivals": {"ridge": SCORES}}
@@ -85,7 +86,7 @@ def pages(model, tmp_path_factory):  # noqa: F811
 
 
 @contextmanager
-def shown(browser, path, screen):  # noqa: F811
+def shown(browser, path, screen):
     """A page of a file, on a screen."""
     with closing(browser.new_context(viewport=screen)) as context:
         page = context.new_page()
@@ -117,7 +118,7 @@ def off_screen(page, parts):
 @pytest.mark.slow
 @SCREENS
 @pytest.mark.parametrize("name", ["report", "survey", "who", "worlds"])
-def test_a_page_is_as_wide_as_the_screen_and_its_numbers_are_for_people(browser, pages, screen, name):  # noqa: F811
+def test_a_page_is_as_wide_as_the_screen_and_its_numbers_are_for_people(browser, pages, screen, name):
     with shown(browser, pages / f"{name}.html", screen) as page:
         assert page.evaluate("document.documentElement.scrollWidth") <= screen["width"]
         assert not re.findall(r"\d[eE][+-]?\d+", page.inner_text("body"))
@@ -129,7 +130,7 @@ def test_a_page_is_as_wide_as_the_screen_and_its_numbers_are_for_people(browser,
 
 
 @pytest.mark.slow
-def test_numbers_on_pages_are_those_that_were_predicted_and_observed(browser, pages):  # noqa: F811
+def test_numbers_on_pages_are_those_that_were_predicted_and_observed(browser, pages):
     with shown(browser, pages / "report.html", LARGE) as page:
         rows = page.locator("[data-value]").evaluate_all(
             "them => them.map(one => [...one.cells].map(cell => cell.innerText))"
@@ -147,7 +148,7 @@ def test_numbers_on_pages_are_those_that_were_predicted_and_observed(browser, pa
 
 
 @pytest.mark.slow
-def test_one_outlier_squeezes_no_other_row_and_is_an_arrow(browser, pages):  # noqa: F811
+def test_one_outlier_squeezes_no_other_row_and_is_an_arrow(browser, pages):
     with shown(browser, pages / "report.html", LARGE) as page:
         strips = page.locator("[data-value] svg")
         width = lambda row: float(strips.nth(row).locator(".band").get_attribute("width"))  # noqa: E731
@@ -173,7 +174,7 @@ def test_a_curve_holds_its_intervals_and_no_value_that_would_squeeze_it():
 
 
 @pytest.mark.slow
-def test_what_is_not_announced_is_grey_and_says_so(browser, pages, server):  # noqa: F811
+def test_what_is_not_announced_is_grey_and_says_so(browser, pages, server):
     with shown(browser, pages / "report.html", LARGE) as page:
         assert page.locator("tr.quiet").count() == page.get_by_text("no number is announced here").count() == 1
         assert page.locator("tr.quiet [data-off]").count()  # and it does not set the axis of the others
@@ -197,7 +198,7 @@ class Silent(NumberPrediction):
     announced = False
 
 
-def test_worlds_say_where_no_number_is_announced(model, tmp_path):  # noqa: F811
+def test_worlds_say_where_no_number_is_announced(model, tmp_path):
     ann, observed = Individual.from_seed(4, 32), Observation(" 12.5 people, then 31", "They say that")
     ((world,),) = model.counterfactual_samples(observed, [Intervention()], individual=ann, seed=5)
     first, second = world_numbers(model, world, ann)[:2]
@@ -209,7 +210,7 @@ def test_worlds_say_where_no_number_is_announced(model, tmp_path):  # noqa: F811
 
 @pytest.mark.slow
 @SCREENS
-def test_what_a_press_opens_is_in_view(browser, server, screen):  # noqa: F811
+def test_what_a_press_opens_is_in_view(browser, server, screen):
     with opened(browser, server, viewport=screen) as page:
         write(page, "They say that -3.5 of the people who came here went on to count", tokens=120)
         tokens = page.locator("[data-text] span[role=button]")
@@ -240,9 +241,7 @@ def test_what_a_press_opens_is_in_view(browser, server, screen):  # noqa: F811
             assert in_view(page, page.locator("[data-word]"))
             assert in_view(page, page.locator("[data-text]:visible .opened"))
         view = page.get_by_role("region", name="Ask a population")
-        view.get_by_label("Question").fill("He said")
-        view.get_by_label("They answer with").select_option("a number")
-        view.get_by_role("button", name="Ask them").click()
+        fill(view, {"Question": "He said", "They answer with": "a number"}, "Ask them")
         page.locator("[data-asked]").wait_for()
         view.locator("[data-bar]").first.click()
         assert in_view(page, page.locator("[data-gave] h3"))

@@ -3,16 +3,13 @@
 import gc
 import http.client
 import json
-import platform
 import random
-import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
 import openai
@@ -58,11 +55,10 @@ def model(tiny_tokenizer):
 
 
 class Server:
-    """One application on a free port, in a thread."""
+    """An application that serves in a thread."""
 
-    def __init__(self, model, **settings):
-        self.app = create_app(model, ServerSettings(**{"name": "tiny", "max_tokens": 4000, **settings}))
-        self.listener = socket.create_server(("127.0.0.1", 0))
+    def __init__(self, app, listener):
+        self.app, self.listener = app, listener
         self.port = self.listener.getsockname()[1]
         self.uvicorn = Listener(self.app)
         self.thread = threading.Thread(target=self.uvicorn.run, kwargs={"sockets": [self.listener]})
@@ -77,15 +73,30 @@ class Server:
         fields = {"prompt": PROMPT, "max_tokens": 24, "seed": 5} | fields
         return self.client.completions.create(model="tiny", extra_body={"causal": causal or {}}, **fields)
 
+    def request(self, path, method="GET", body=None, **headers):
+        """(status, headers, text) of a raw request."""
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+            connection.request(method, path, body, headers)
+            response = connection.getresponse()
+            return response.status, response.headers, response.read()
+
     def send(self, body, path="/v1/completions", method="POST", **headers):
-        """(status, parsed body) of a raw request."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        """(status, text) of a request in JSON."""
         body = json.dumps(body) if isinstance(body, dict) else body
-        connection.request(method, path, body, {"Content-Type": "application/json"} | headers)
-        response = connection.getresponse()
-        text = response.read()
-        connection.close()
-        return response.status, text
+        status, _, text = self.request(path, method, body, **{"Content-Type": "application/json"} | headers)
+        return status, text
+
+    def ask(self, path, **fields):
+        """(status, parsed answer) of a request to an endpoint."""
+        status, text = self.send({"model": "tiny"} | fields, f"/v1/{path}")
+        return status, json.loads(text)
+
+    def check_refused(self, path, fields, why, param=None):
+        """400 that says why, of a field if it is given."""
+        status, told = self.ask(path, **fields)
+        error = told["error"]
+        assert status == 400 and error["type"] == "invalid_request_error" and why in error["message"], told
+        assert param is None or error["param"] == param, told
 
     def metric(self, name):
         _, text = self.send(None, "/metrics", "GET")
@@ -98,13 +109,14 @@ class Server:
         self.listener.close()
 
 
-@contextmanager
+def start(model, **settings):
+    """A server on a free port."""
+    app = create_app(model, ServerSettings(**{"name": "tiny", "max_tokens": 4000, **settings}))
+    return Server(app, socket.create_server(("127.0.0.1", 0)))
+
+
 def serving(model, **settings):
-    server = Server(model, **settings)
-    try:
-        yield server
-    finally:
-        server.close()
+    return closing(start(model, **settings))
 
 
 @pytest.fixture(scope="module")
@@ -159,17 +171,7 @@ def assert_same(one, other):
 
 def test_what_a_server_says_about_itself(server):
     (card,) = server.client.models.list().data
-    limits = {"max_rows": 8, "max_waiting": 64, "max_tokens": 4000, "max_body": 1 << 20, "max_prompts": 64}
-    assert card.id == "tiny" and card.causal == {
-        "presets": list(PRESETS),
-        "individuals": ["Ann", "Bob", "Eva"],
-        "chat": True,
-        "numbers": False,
-        "context": 4096,
-        "fingerprint": fingerprint(server.app.state.batcher.model),
-        "keeps": False,
-        "limits": limits | {"max_heard": 4096, "timeout": 300},
-    }
+    assert card.id == "tiny" and card.causal["fingerprint"] == fingerprint(server.app.state.batcher.model)
     assert server.client.models.retrieve("tiny").id == "tiny"
     assert server.send(None, "/health", "GET") == (200, b'{"status":"ok"}')
     before = server.metric("causalqwen_tokens_total")
@@ -204,9 +206,7 @@ TABLE = " nation nation nation nation 3\n"  # seven tokens, and `<NUM>` one more
     ("prompt", "status", "at_least"),
     [(f"```\n{TABLE * 530}```", 200, False), (f"```\n{TABLE * 600}```", 400, False), ("1 2 3 " * 50_000, 400, True)],
 )
-def test_a_prompt_is_too_long_by_its_start_only_where_all_of_it_is(
-    tiny_tokenizer, monkeypatch, prompt, status, at_least
-):
+def test_a_prompt_is_too_long_by_its_start_only_where_it_is(tiny_tokenizer, monkeypatch, prompt, status, at_least):
     """The end of a block of code is behind its start: until it is seen, the numbers of a table in it count as numbers."""
     model = talker(tiny_tokenizer, number_context="digits")
     assert len(prompt) > 4 * model.config.context_length
@@ -277,22 +277,17 @@ def test_numbers_of_a_model_that_copies_are_those_of_generate(tiny_tokenizer, co
                 assert float(next(told)["chosen"]["text"]) == pytest.approx(number["value"])
                 copied, numbers = copied + (again is not None), numbers + 1
         assert 3 < copied < numbers
-        (entry,) = json.loads(server.send({"model": "tiny", "prompts": prompts[:1]}, "/v1/numbers")[1])["data"]
+        (entry,) = server.ask("numbers", prompts=prompts[:1])[1]["data"]
         assert entry["median"] == pytest.approx(model.predict_number(prompts[0])[0].median)
         for name in ("Ann", "Eva"):  # whose numbers are known; who is nobody in particular there
-            asked = {"model": "tiny", "prompts": prompts[:1], "individual": name}
-            (entry,) = json.loads(server.send(asked, "/v1/numbers")[1])["data"]
+            (entry,) = server.ask("numbers", prompts=prompts[:1], individual=name)[1]["data"]
             law = model.predict_number(prompts[0], individual=PEOPLE[name])[0]
             assert entry["median"] == pytest.approx(law.median) and law.candidates
             said = server.complete({"preset": "shared-individual", "individual": name}, prompt=prompts[0]).choices[0]
-            assert all(
-                low <= one["median"] <= high
-                for one in said.causal["numbers"]
-                for low, high in one["intervals"].values()
-            )
-        asked = {"model": "tiny", "questions": [{"prompt": prompts[0]}], "individual": "Ann", "draws": 1}
-        status, told = server.send(asked, "/v1/answers")
-        assert status == 400 and "a number that a survey asks for needs copy_numbers=False" in told.decode()
+            for one in said.causal["numbers"]:
+                assert all(low <= one["median"] <= high for low, high in one["intervals"].values())
+        asked = {"questions": [{"prompt": prompts[0]}], "individual": "Ann", "draws": 1}
+        server.check_refused("answers", asked, "a number that a survey asks for needs copy_numbers=False")
 
 
 @pytest.mark.parametrize("name", ["Ann", "Eva"])
@@ -346,27 +341,9 @@ def test_a_request_gets_the_same_alone_and_among_others(server, model, causal):
     assert (after[0] - rows[0], after[1] - rows[1]) == (9, 2)  # the eight ran as one batch
 
 
-def test_streamed_pieces_join_to_the_whole(server):
-    fields = {"n": 2, "stop": ["q", "we "], "max_tokens": 40}
-    whole = server.complete({"preset": "causal"}, **fields)
-    texts, numbers, ends = ["", ""], [[], []], [None, None]
-    options = {"stream": True, "stream_options": {"include_usage": True}}
-    for event in server.complete({"preset": "causal"}, **fields, **options):
-        for choice in event.choices:
-            texts[choice.index] += choice.text
-            numbers[choice.index] += choice.causal["numbers"]
-            ends[choice.index] = choice.finish_reason or ends[choice.index]
-        usage = event.usage
-    assert texts == [choice.text for choice in whole.choices] and all(texts)
-    assert numbers == [choice.causal["numbers"] for choice in whole.choices]
-    assert ends == [choice.finish_reason for choice in whole.choices] and usage == whole.usage
-
-
 def test_chat_uses_the_template_whole_and_streamed(server, model):
-    messages = [
-        {"role": "developer", "content": "Count."},
-        {"role": "user", "content": [{"type": "text", "text": "to 5"}]},
-    ]
+    said = {"role": "user", "content": [{"type": "text", "text": "to 5"}]}
+    messages = [{"role": "developer", "content": "Count."}, said]
     fields = {"model": "tiny", "messages": messages, "max_completion_tokens": 20, "seed": 3, "temperature": 0.8}
     answer = server.client.chat.completions.create(**fields)
     plain = [{"role": "system", "content": "Count."}, {"role": "user", "content": "to 5"}]
@@ -389,37 +366,22 @@ def test_temperature_zero_is_greedy_and_a_seed_is_told(server):
     assert server.complete(seed=drawn.causal["seed"]).choices[0].text == drawn.text
 
 
-def test_softmax_rows_are_drawn_by_their_own_temperature_and_nucleus():
-    scores = torch.tensor([[1.0, 0.0, -1.0, 3.0, 2.5]]).expand(4000, -1)
-    seeds, lengths = list(range(4000)), [3] * 4000
-    for temperature, top_p in ((1.0, 1.0), (0.7, 0.8), (2.0, 0.5)):
-        sampler = RowSampler(seeds, [temperature] * 4000, [top_p] * 4000, lengths, 3, torch.device("cpu"))
-        drawn = sampler(torch.zeros(4000, 3), scores).argmax(-1).bincount(minlength=5) / 4000
-        probs = torch.softmax(scores[0] / temperature, dim=0)
-        kept, before = torch.zeros(5), 0.0
-        for token in probs.argsort(descending=True).tolist():
-            if before < top_p:
-                kept[token] = probs[token]
-            before += probs[token].item()
-        assert drawn == pytest.approx(kept / kept.sum(), abs=0.03)
-        assert not drawn[kept == 0].any()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # the second has many tokens as likely as others
 @pytest.mark.parametrize("top_ps", [[0.9, 0.5, 0.99, 0.01, 1.0, 0.3], [0.9, 0.5, 0.6, 0.0, 0.7, 0.3], [1.0] * 6])
-def test_the_nucleus_of_a_large_vocabulary_is_that_of_its_order(top_ps, dtype):
-    """Whether it ends among the likeliest tokens or not."""
+@pytest.mark.parametrize("temperatures", [[1.0] * 6, [0.7, 2.0, 1.0, 0.5, 1.3, 0.9]])
+def test_rows_are_drawn_by_their_own_temperature_and_nucleus(temperatures, top_ps, dtype):
+    """Whether the nucleus ends among the likeliest tokens or not."""
     spread = torch.tensor([0.02, 1.0, 4.0, 4.0, 2.0, 8.0]).unsqueeze(-1)
     scores = (torch.randn(6, 9001, generator=torch.Generator().manual_seed(0)) * spread).to(dtype)
     scores[:, 1500] = -torch.inf
 
     def drawn(rows: range) -> torch.Tensor:
-        columns = [1.0] * len(rows), top_ps[rows.start : rows.stop], [3] * len(rows)
+        columns = temperatures[rows.start : rows.stop], top_ps[rows.start : rows.stop], [3] * len(rows)
         return RowSampler(rows, *columns, 1, torch.device("cpu"))(torch.zeros(len(rows), 1), scores[rows]).argmax(-1)
 
     found = drawn(range(6))
     assert torch.equal(found, torch.cat([drawn(range(row, row + 1)) for row in range(6)]))
-    probs = torch.softmax(scores.double(), dim=-1)
+    probs = torch.softmax(scores.double() / torch.tensor(temperatures).double().unsqueeze(-1), dim=-1)
     ordered = probs.sort(descending=True).values
     before, masses = ordered.cumsum(-1) - ordered, torch.tensor(top_ps, dtype=torch.float64).unsqueeze(-1)
     size = (before < masses).sum(-1, keepdim=True)
@@ -518,6 +480,11 @@ def test_a_stop_string_spares_a_number_with_a_decimal_comma(model):
         ({"causal": {"preset": "causal", "temperature": 0.5}, "temperature": 0.7}, "temperature", "given twice: 0.7 and 0.5"),
         ({"causal": {"seed": 1}, "seed": 2}, "seed", "given twice"),
         ({"causal": {"own_mode": "token"}}, "causal", "own_mode is given beside"),
+        ({"causal": {"individual_mode": "token"}}, "causal", "given together"),
+        ({"causal": {"individual_mode": "token", "noise_mode": "off", "preset": "causal"}}, "causal", "says the modes already"),
+        ({"causal": {"individual_mode": "all", "noise_mode": "off"}}, "causal.individual_mode", "Input should be"),
+        ({"causal": {"individual_mode": "token", "noise_mode": "off", "individual": "Ann"}}, "causal.individual",
+         "no effect under the preset token x off"),
         ({"causal": {"individual_mode": "token", "noise_mode": "off", "own_mode": "sequence"}}, "causal.own_mode", "should be"),
         ({"causal": {"preset": "causal", "individual": "Ann"}}, "causal.individual", "nobody is held"),
         ({"causal": {"preset": "persona", "individual": "../Ann"}}, "causal.individual", "did you mean Ann?"),
@@ -542,32 +509,19 @@ def test_a_stop_string_spares_a_number_with_a_decimal_comma(model):
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_a_400_that_says_why(server, fields, param, why):
-    body = {"model": "tiny", "prompt": "It is " * 100, "max_tokens": 4} | fields
-    status, text = server.send(body)
-    error = json.loads(text)["error"]
-    assert status == 400 and error["type"] == "invalid_request_error" and error["param"] == param, text
-    assert why in error["message"]
+    server.check_refused("completions", {"prompt": "It is " * 100, "max_tokens": 4} | fields, why, param)
 
 
 def test_a_nucleus_under_the_documents_scale_is_a_400(tiny_tokenizer):
     with serving(graft_tiny("llama", tiny_tokenizer, start="documents")) as server:
-        asked = {"model": "tiny", "prompt": "It", "max_tokens": 1, "causal": {"preset": "sample"}}
-        assert server.send(asked)[0] == 200
-        status, text = server.send(asked | {"top_p": 0.5})
-        assert status == 400 and b"needs score_scale='common'" in text
+        asked = {"prompt": "It", "max_tokens": 1, "causal": {"preset": "sample"}}
+        assert server.ask("completions", **asked)[0] == 200
+        server.check_refused("completions", asked | {"top_p": 0.5}, "needs score_scale='common'")
 
 
 def test_what_asks_for_nothing_is_let_through(server):
-    neutral = {
-        "logprobs": None,
-        "frequency_penalty": 0.0,
-        "presence_penalty": 0,
-        "logit_bias": {},
-        "user": "me",
-        "top_p": 1,
-    }
-    body = {"model": "tiny", "prompt": "It", "max_tokens": 1, "causal": {"preset": "causal"}}
-    assert server.send(body | neutral)[0] == 200
+    neutral = {"frequency_penalty": 0.0, "presence_penalty": 0, "logit_bias": {}, "user": "me", "top_p": 1}
+    assert server.ask("completions", prompt="It", max_tokens=1, causal={"preset": "causal"}, **neutral)[0] == 200
 
 
 def test_errors_have_the_shape_of_openais(server):
@@ -590,6 +544,14 @@ def test_a_key_is_asked_for_everywhere_but_on_health(model):
             server.complete()
         assert [server.send(None, path, "GET")[0] for path in ("/health", "/metrics", "/v1/models")] == [200, 401, 401]
         assert server.client_with("right").models.list().data[0].id == "tiny"
+    with serving(model, api_keys={"few": 2, "many": None}) as server:
+        few = server.client_with("few")
+        for _ in range(2):
+            few.models.list()
+        with pytest.raises(openai.RateLimitError, match="2 requests a minute") as caught:
+            few.models.list()
+        assert int(caught.value.response.headers["retry-after"]) in range(1, 31)
+        assert server.client_with("many").models.list()
 
 
 def test_a_full_queue_says_429_and_what_was_accepted_is_answered(model):
@@ -618,9 +580,7 @@ def test_bodies_and_times_are_limited(model):
                 list(server.complete(stream=True))
             assert server.metric("causalqwen_waiting") == 0
         with socket.create_connection(("127.0.0.1", server.port)) as slow:
-            slow.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
-            )
+            slow.sendall(raw({})[:-5])
             assert slow.recv(100).startswith(b"HTTP/1.1 408")
 
 
@@ -638,24 +598,18 @@ def test_a_batch_that_fails_is_a_500_and_the_next_one_runs(server, model, caplog
     assert server.complete().choices[0].text
 
 
-def test_closing_answers_what_is_under_way(model):
-    with serving(model) as server, ThreadPoolExecutor(1) as pool:
-        long = pool.submit(server.complete, max_tokens=3900)
-        until(lambda: server.metric("causalqwen_running") == 1)
-        server.app.state.batcher.close()
-        with pytest.raises(openai.InternalServerError, match="shutting down"):
-            long.result()
-        with pytest.raises(openai.InternalServerError, match="shutting down"):
-            server.complete()
-
-
 # ---- clients that vanish or send rubbish -----------------------------------------------------------------------------
 
 
-def raw(fields):
-    body = json.dumps({"model": "tiny", "prompt": PROMPT} | fields).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+def raw(fields, path="completions"):
+    body = json.dumps({"model": "tiny"} | fields).encode()
+    head = (
+        f"POST /v1/{path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
+
+
+LONG = {"prompt": PROMPT, "max_tokens": 3900}
 
 
 def test_a_client_that_vanishes_frees_its_place_in_queue_and_batch(server, model):
@@ -665,14 +619,14 @@ def test_a_client_that_vanishes_frees_its_place_in_queue_and_batch(server, model
     stream.close()  # in the middle of its stream
     until(lambda: server.metric("causalqwen_running") == 0)
     with socket.create_connection(("127.0.0.1", server.port)) as client:
-        client.sendall(raw({"max_tokens": 3900}))  # before an answer that is not streamed
+        client.sendall(raw(LONG))  # before an answer that is not streamed
         until(lambda: server.metric("causalqwen_running") == 1)
     until(lambda: server.metric("causalqwen_running") == 0)
     assert server.metric('causalqwen_tokens_total{kind="written"}') - written < 3900
     with ThreadPoolExecutor(1) as pool, held(model):
         running = pool.submit(server.complete)
         until(lambda: server.metric("causalqwen_running") == 1)
-        for fields in ({}, {"stream": True}):
+        for fields in (LONG, LONG | {"stream": True}):
             with socket.create_connection(("127.0.0.1", server.port)) as client:
                 client.sendall(raw(fields))  # in the queue
                 until(lambda: server.metric("causalqwen_waiting") == 1)
@@ -686,7 +640,7 @@ def test_a_client_that_vanishes_before_its_body_was_there_is_no_error(server, ca
 
     gone, failed = counted(499), counted(500)
     with socket.create_connection(("127.0.0.1", server.port)) as client:
-        client.sendall(raw({})[:-9])
+        client.sendall(raw(LONG)[:-9])
         time.sleep(0.2)  # the head has arrived, and the server waits for the rest
     until(lambda: counted(499) == gone + 1)
     assert "failed" not in caplog.text and counted(500) == failed
@@ -698,7 +652,7 @@ def test_a_vanished_neighbour_does_not_disturb_its_batch(server, model):
         pool.submit(server.complete, {"preset": "standard"}, max_tokens=1)
         until(lambda: server.metric("causalqwen_running") == 1)
         with socket.create_connection(("127.0.0.1", server.port)) as client:
-            client.sendall(raw({"max_tokens": 3900, "stream": True}))
+            client.sendall(raw(LONG | {"stream": True}))
             together = pool.submit(server.complete, max_tokens=60)
             until(lambda: server.metric("causalqwen_waiting") == 2)
             gate.set()
@@ -733,10 +687,8 @@ def malformed(chance):
         names = ("preset", "individual", "seed", "temperature", "own_mode", "other")
         body["causal"] = {chance.choice(names): chance.choice(JUNK) for _ in range(2)}
     else:
-        names = [
-            *body,
-            *["n", "temperature", "top_p", "seed", "stop", "stream", "stream_options", "causal", "user", "logprobs"],
-        ]
+        further = "n temperature top_p seed stop stream stream_options causal user logprobs"
+        names = [*body, *further.split()]
         body |= {chance.choice(names): chance.choice(JUNK) for _ in range(2)}
     return path, json.dumps(body).encode()
 
@@ -818,23 +770,15 @@ def test_the_command_serves_a_folder(tmp_path, tiny_tokenizer, monkeypatch):
 
     def run(app, listener, log_requests):
         assert log_requests
-        made = Listener(app)
-        thread = threading.Thread(target=made.run, kwargs={"sockets": [listener]})
-        thread.start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        with openai.OpenAI(base_url=url, api_key="secret", max_retries=0) as client:
+        with closing(Server(app, listener)) as server, server.client_with("secret") as client:
             fields = {"extra_body": {"causal": {"individual": "Bob"}}, "max_tokens": 3}
             seen.append(client.completions.create(model="small", prompt="It is", **fields).usage.completion_tokens)
             assert client.models.list().data[0].causal["limits"]["max_prompts"] == 5
-        made.should_exit = True
-        thread.join()
 
     monkeypatch.setattr(room, "run", run)
     options = f"--model {tmp_path}/small --individuals {tmp_path}/people --api-key-file {tmp_path}/key --port 0 --json"
-    options += (
-        " --preset persona --device cpu --host 127.0.0.1 --window 0.001 --max-rows 2 --max-waiting 3 --max-tokens 4"
-    )
-    options = f"{options} --max-body 5000 --timeout 60 --max-prompts 5 --max-heard 7".split()
+    options += " --preset persona --device cpu --host 127.0.0.1 --window 0.001 --max-rows 2 --max-waiting 3"
+    options = f"{options} --max-tokens 4 --max-body 5000 --timeout 60 --max-prompts 5 --max-heard 7".split()
     result = CliRunner().invoke(cli, ["serve", *options])
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
@@ -866,41 +810,3 @@ def test_a_server_runs_where_the_collector_passes_over_the_model_and_large_piece
     listening.run(None, None)
     (frozen, before), after = seen[0], gc.get_freeze_count()
     assert frozen > 10_000 and after == 0 and before == [("mallopt", -3, 16 << 20)]
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps other memory")
-def test_glibc_gives_back_what_large_pieces_lay_in():
-    """Without the threshold it keeps 20 MiB behind the first large piece, and more in a server of many threads."""
-    code = """
-import ctypes, resource, sys
-from causalqwen.serving import listening
-libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() / 2**20
-def use(size):
-    piece = libc.malloc(size)
-    ctypes.memset(piece, 1, size)
-    return piece
-with listening.held_small():
-    libc.free(use(28 << 20))
-    start = resident()
-    for piece in [use(20 << 20), use(1 << 20)][::-1]:
-        libc.free(piece)
-    print(resident() - start)
-"""
-    script = [sys.executable, "-c", code]
-    assert float(subprocess.run(script, capture_output=True, text=True, check=True).stdout) < 5
-
-
-@pytest.mark.slow
-def test_the_command_ends_on_a_signal(tmp_path, tiny_tokenizer):
-    graft_tiny("llama", tiny_tokenizer).save_pretrained(tmp_path / "small")
-    command = [sys.executable, "-m", "causalqwen_cli", "serve", "--model", tmp_path / "small", "--port", "0", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        told = json.loads(process.stdout.readline())
-        with openai.OpenAI(base_url=told["url"], api_key="none") as client:
-            assert client.completions.create(model=told["model"], prompt="It is", max_tokens=2).usage.completion_tokens
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    assert out == "" and "Traceback" not in err and "leaked" not in err, err

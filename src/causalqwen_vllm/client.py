@@ -24,20 +24,18 @@ NEEDED = {"skip_tokenizer_init": True, "logits_processors": [FOLLOWER], "worker_
 
 
 def graphs(context: Context) -> dict[str, Any]:
-    """Where vLLM compiles on a GPU: CUDA graphs of the whole decoder for steps of one token a row, where model runner V2 runs
-    and no value of a number is embedded, and otherwise of its parts; our heads stay outside. They read copies of what is
-    embedded."""
+    """`compilation_config` of a GPU: CUDA graphs of the whole decoder for steps of one token a row, where model runner V2 runs
+    and no value of a number is embedded, and otherwise of its parts; our heads stay outside."""
     whole = context.hides and os.environ.get("VLLM_USE_V2_MODEL_RUNNER") != "0"
     return {"cudagraph_mode": "FULL_AND_PIECEWISE" if whole else "PIECEWISE", "cudagraph_copy_inputs": True}
 
 
 @dataclass(frozen=True)
 class Number:
-    """A generated number.
+    """A generated number: `value` was written and fed on, under the plan's draws.
 
-    value: what was written and fed on, under the plan's draws. token, span: its index among the generated tokens, and its
-    characters in the text. loc, scale, num_prob, announced, median, intervals: its distribution with every draw integrated out,
-    loc and scale on the axis of the value transform; about the individual that was named, unless known from words alone.
+    token, span: its index among the generated tokens, and its characters in the text. The others: its distribution with every
+    draw integrated out, loc and scale on the axis of the value transform; of the named individual, unless known by words alone.
     """
 
     value: float
@@ -79,11 +77,8 @@ def register() -> None:
 def load(model: str, **engine: Any) -> Any:
     """vLLM's `LLM` on the grafted model in a folder, with the settings that the plug-in needs; `engine` are vLLM's own.
 
-    Its prefix cache is on where the context holds no value of a number and none is copied, and off elsewhere. The backbone is
-    compiled with `enforce_eager=False`, on a GPU into CUDA graphs (`graphs`).
-
-    Raises:
-        ValueError: settings under which a number could be wrong, all of them named.
+    Its prefix cache is on where the context holds no value of a number and none is copied. The backbone is compiled with
+    `enforce_eager=False`. ValueError names all settings under which a number could be wrong.
     """
     if wrong := [f"{name}={engine[name]}" for name in NEEDED if engine.get(name, NEEDED[name]) != NEEDED[name]]:
         kept = ", ".join(f"{name}={value}" for name, value in NEEDED.items())
@@ -115,17 +110,12 @@ def request(
 ) -> tuple[Any, Any]:
     """A prompt with its numbers as vLLM takes it: (TokensPrompt, SamplingParams).
 
-    Where the backbone does not see `<NUM>`, vLLM does not get it either: it reads and makes the plain text.
-
     Args:
         max_tokens: of the tokens that vLLM makes, the digits of numbers among them where they stand in the context, but not a
             `<NUM>` that the backbone does not see.
         individual: a file that `Individual.save` wrote, within the workers' reach, or an individual known exactly.
         key: under which `take_numbers` finds the numbers; params: further fields of SamplingParams (`ignore_eos`, ...).
-        settings: temperature, top_p, number_class; None asks for nothing.
-
-    Raises:
-        ValueError: whatever the plug-in would refuse, before vLLM sees it.
+        settings: temperature, top_p, number_class; None asks for nothing. ValueError for whatever the plug-in would refuse.
     """
     settings = {name: value for name, value in settings.items() if value is not None}
     if isinstance(individual, Individual):
@@ -139,10 +129,8 @@ def request(
     ids, values = encoded["input_ids"], encoded["numeric_values"]
     if not ids:
         raise ValueError("the prompt is empty: give at least one token")
-    options = {"preset": preset, "seed": seed, "key": key} | settings
-    if "individual_mode" in settings or "noise_mode" in settings:
-        del options["preset"]
-    return of_tokens(processor, ids, values, options, max_tokens, params)
+    named = {} if "individual_mode" in settings or "noise_mode" in settings else {"preset": preset}
+    return of_tokens(processor, ids, values, {"seed": seed, "key": key} | named | settings, max_tokens, params)
 
 
 def of_tokens(
@@ -179,10 +167,7 @@ def generate(
         llm: made by `load`.
         seed: one for all prompts, or one per prompt; drawn where None.
         adapter: vLLM's `LoRARequest` for all prompts, or one or None per prompt; of an engine with `enable_lora=True`.
-        settings: those of `request`.
-
-    Raises:
-        ValueError: whatever `request` refuses, and an adapter that vLLM cannot load or that reaches the heads.
+        settings: those of `request`. ValueError for what it refuses, and an adapter that cannot be loaded or reaches the heads.
     """
     prompts, config = list(prompts), llm.model_config.hf_config
     processor = processor_of(llm.model_config.model, config.context)
@@ -204,9 +189,7 @@ def generate(
         ValueAxes(config, options.number_class).law()
     adapters = list(adapter) if isinstance(adapter, Sequence) else [adapter] * len(prompts)
     if None in adapters and any(adapters) and llm.llm_engine.vllm_config.device_config.device_type == "cpu":
-        raise ValueError(
-            "vLLM for CPU reads an adapter where a request beside others' has none: ask for such requests apart"
-        )
+        raise ValueError("vLLM for CPU adapts requests beside those that have an adapter: ask for such requests apart")
     for lora in {lora.lora_int_id: lora for lora in adapters if lora is not None}.values():
         llm.llm_engine.add_lora(lora)  # one that cannot be loaded would end the engine in the middle of a step
     outputs = llm.generate(
@@ -236,8 +219,7 @@ def answer(
     seed: int,
     after_space: bool = False,
 ) -> Answer:
-    """vLLM's output for a `request`, and what `take_numbers` gave for its key, as text and numbers. after_space: whether the
-    prompt ends with a space that was not read, as of `GrowingText`."""
+    """vLLM's output for a `request`, and what `take_numbers` gave for its key; after_space: `GrowingText`'s."""
     ids, known = tokens["prompt_token_ids"], iter(params.extra_args[KEY]["values"])
     values = [next(known) if token == processor.num_token_id else 0.0 for token in ids]
     done = output.outputs[0]

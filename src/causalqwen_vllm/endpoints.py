@@ -57,10 +57,8 @@ class Endpoints:
             return answer
 
         async def refused(request: Request) -> Response:
-            message = (
-                f"{request.url.path} is not served for a grafted model: use /v1/completions or /v1/chat/completions"
-            )
-            raise ApiError(404, message, code="not_found")
+            instead = "use /v1/completions or /v1/chat/completions"
+            raise ApiError(404, f"{request.url.path} is not served for a grafted model: {instead}", code="not_found")
 
         router = APIRouter()
         for route in app.routes:
@@ -72,11 +70,7 @@ class Endpoints:
         app.add_exception_handler(ApiError, answer_error)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
-        """The service over vLLM's engine.
-
-        Raises:
-            ValueError: individuals that cannot be read, a model that a server cannot serve.
-        """
+        """ValueError for individuals that cannot be read, or a model that a server cannot serve."""
         state.causalqwen = None if engine_client is None else _Service(engine_client, args)
 
 
@@ -207,15 +201,11 @@ class EngineWriter:
         from vllm.sampling_params import RequestOutputKind
 
         plan, key, num = job.plan, uuid.uuid4().hex, self._processor.num_token_id
-        options: dict[str, Any] = {
-            "individual_mode": plan.individual_mode,
-            "noise_mode": plan.noise,
-            "own_mode": plan.own,
-        }
         if plan.decision == "softmax":
-            options = {"preset": "softmax", "top_p": job.top_p}
-        elif plan.top_p is not None:
-            options["top_p"] = plan.top_p
+            options: dict[str, Any] = {"preset": "softmax", "top_p": job.top_p}
+        else:
+            modes = {"individual_mode": plan.individual_mode, "noise_mode": plan.noise, "own_mode": plan.own}
+            options = modes | {"top_p": plan.top_p}
         options |= self._named(job.individual) | {"seed": row.seed, "key": key, "temperature": plan.temperature}
         prompt, delta = row.prompt, {"output_kind": RequestOutputKind.DELTA}
         tokens, params = of_tokens(self._processor, prompt.ids, prompt.values, options, job.max_tokens, delta)

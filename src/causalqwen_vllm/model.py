@@ -44,18 +44,12 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
 
     Each step: `forward` embeds the tokens of all rows, a `<NUM>` with its value; `compute_logits` returns scores whose argmax
     is what each row's plan decides. A generated number's value is computed when its token is fed, or asked for at the end.
+    Where digits stand in the context, they are decided with it; a `<NUM>` that the backbone does not see never enters vLLM's
+    sequence: its first digit is decided in its stead.
 
-    Where digits stand in the context (`causalqwen.modeling.context`), the tokens of a number are decided with its value. A
-    `<NUM>` that the backbone does not see never enters vLLM's sequence: its first digit is decided in its stead.
-
-    The decoder's weights may be quantized, and adapted for a request, by vLLM's own means; the heads read what comes out. Its
-    layers may lie on several ranks, of which the last decides.
-
-    Where values are read from the whole backbone (`read_backbone`), `forward` returns states of its layers behind z, and the
-    means of the cache are read in a step that decides a number, or whose law is asked for, and in no other.
-
-    Raises:
-        ValueError: a backbone that is not among `BACKBONES`, or an engine setting that could make a number wrong.
+    The decoder's layers may lie on several ranks, of which the last decides. Where values are read from the whole backbone
+    (`read_backbone`), `forward` returns states of its layers behind z, and the means of the cache are read in a step that
+    decides a number, or whose law is asked for, and in no other.
     """
 
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = {

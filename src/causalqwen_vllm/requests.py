@@ -16,18 +16,14 @@ from causalqwen_vllm.request_options import RequestOptions
 class Request:
     """One request of vLLM, from its first step to its last; preemption takes its cache away, but not this.
 
-    A token's place is its index in vLLM's sequence, the prompt included. `ids`: the tokens of the prompt and those fed since;
-    vLLM feeds nothing that its prefix cache knows. `values`: place -> value, where the last token is no number too. `followed`:
-    place -> the features [H] that a generated number follows from. `pending`: place and features of the token that was decided
-    last; what the whole backbone tells stands behind features where it was read. `kept`: place -> the features that any token
-    follows from, from the place on that was asked for, in the processor's memory, since vLLM counts on the whole of a GPU's.
-    Once `forgotten`, or where no key was given to ask by, neither is kept.
+    A token's place is its index in vLLM's sequence, the prompt included. With `hides` the sequence holds no `<NUM>`, and a
+    number's place is that of its first digit. `ids`: the tokens of the prompt and those fed since; `digits`: place -> the token
+    that stands there whatever is predicted. `values`: place -> value, where the last token is no number too. `pending`: place
+    and features of the token that was decided last, behind them what the whole backbone tells where it was read.
 
-    Where digits stand in the context, `digits`: place -> the token that stands there whatever is predicted. With `hides` the
-    sequence holds no `<NUM>`, and a number's place is that of its first digit.
-
-    Where the model copies, `said`: place -> value, of all numbers of the text so far, and `keys`: place -> the features [H]
-    that each followed from, as `Candidates` has them; these come again where the text is read again.
+    Features [H], by place, that a generated number follows from (`followed`) and that any token does (`kept`, from
+    `kept_from` on, in the processor's memory, since vLLM counts on the whole of a GPU's); once `forgotten`, or without a key,
+    neither. Where the model copies, `said`: value by place, of all numbers of the text, and `keys`: what each followed from.
 
     Raises:
         ValueError: more or fewer values than the prompt has numbers, one that should be hidden, an individual of another size.
@@ -64,11 +60,10 @@ class Request:
         self.bound = options.bind(causal_size, device)
 
     def feed(self, place: int, tokens: Sequence[int]) -> None:
-        """Note the tokens that stand from `place` on."""
         self.ids[place : place + len(tokens)] = tokens
 
     def keep(self, place: int, features: Tensor) -> None:
-        """Keep the features [n, H] of the tokens from `place` on, where somebody may ask what follows from them."""
+        """Of the features [n, H] of the tokens from `place` on, keep those that somebody may ask about."""
         first = self.options.kept_from
         if first is not None and not self.forgotten and place + len(features) >= first:
             rows = features[max(first - place - 1, 0) :].to("cpu", copy=True)
@@ -83,7 +78,6 @@ class Request:
                 self.keys[at] = torch.zeros_like(features[index]) if unseen else features[index].clone()
 
     def forget(self) -> None:
-        """Nobody will ask for what tokens followed from any more; what they are may still be needed."""
         self.forgotten = True
         self.kept.clear()
         self.followed.clear()
@@ -106,7 +100,6 @@ class Request:
         return len(self.options.values) + sum(at < place for at in self.values) if self.hides else 0
 
     def write_digits(self, place: int, tokens: Sequence[int]) -> None:
-        """These stand from `place` on, whatever is predicted."""
         self.digits |= {place + index: token for index, token in enumerate(tokens)}
 
     def text(self, before: int) -> tuple[list[int], list[float], int | None]:
@@ -159,9 +152,8 @@ class Step:
     """The rows of a step of vLLM's, whose tokens stand one row after the other.
 
     starts: where each row's tokens start, and the last one's end, behind which CUDA graphs leave what stood there before.
-    first: the place of each row's first token; last: int64 [B], that of its last one, on the model's device.
-    attention: vLLM's metadata of each layer's attention, by its name; means: what was read through it of each row, if it was.
-    is_read: whether what follows from the tokens was noted.
+    first, last: the place of each row's first token, and int64 [B] of its last. attention: vLLM's metadata by layer; means:
+    what was read through it of each row, if it was. is_read: whether what follows from the tokens was noted.
     """
 
     requests: list[Request]
@@ -178,9 +170,9 @@ class Step:
     ) -> "Step":
         """positions [N] of all tokens, which vLLM may write over."""
         at = (
-            slice(len(requests))
-            if starts[-1] == len(requests)
-            else torch.tensor(starts[1:], device=positions.device) - 1
+            torch.tensor(starts[1:], device=positions.device) - 1
+            if starts[-1] > len(requests)
+            else slice(len(requests))
         )
         return cls(requests, starts, first, positions[at].clone(), attention)
 
@@ -194,7 +186,6 @@ class Step:
         return zip(self.requests, self.first, pairwise(self.starts), strict=True)
 
     def feed(self, tokens: Tensor) -> None:
-        """Note the ids [N] of all tokens."""
         ids = tokens.tolist()
         for request, place, (start, end) in self._rows():
             request.feed(place, ids[start:end])

@@ -16,15 +16,17 @@ class NumberWorker:
     """vLLM's `worker_extension_cls`; `LLM.collective_rpc("take_numbers", args=(keys,))` calls it. Of a pipeline the last rank
     answers."""
 
+    @property
+    def _served(self) -> Any:
+        return self.model_runner.get_model()  # type: ignore[attr-defined]
+
     def take_numbers(self, keys: list[str]) -> list[dict[str, dict[str, Any]]]:
         """Per request, by the place of each number that was generated: its `value`, and of its law (`numbers_of`) `loc` and
         `scale` on the value axis, `median`, `intervals`, `num_prob` and `announced`. Given once.
 
-        Raises:
-            ValueError: a key that no request came with, or whose numbers were taken before.
+        ValueError for a key that no request came with, or whose numbers were taken before.
         """
-        model = self.model_runner.get_model()  # type: ignore[attr-defined]
-        known = model.table.by_key
+        model, known = self._served, self._served.table.by_key
         if missing := [key for key in keys if key not in known]:
             raise ValueError(
                 f"no numbers are kept under the key {missing[0]!r}: no request came with it, or they were taken before; give "
@@ -44,8 +46,7 @@ class NumberWorker:
     def see_numbers(self, asked: Sequence[tuple[str, int, int | None]]) -> list[dict[str, dict[str, Any]]]:
         """As `take_numbers`, of requests that may go on: those of a key from a place on, as a server tells them, with so many
         points of their curves. They stay; where a key is unknown there are none."""
-        model = self.model_runner.get_model()  # type: ignore[attr-defined]
-        known = model.table.by_key
+        model, known = self._served, self._served.table.by_key
         numbers = iter(model.numbers_of([(known[key], since) for key, since, _ in asked if key in known]))
         return [
             {
@@ -59,7 +60,7 @@ class NumberWorker:
         """For each key the tokens from a place on, and so many of the likeliest: the fields of a `Likelihood` each. What they
         follow from was kept (`RequestOptions.kept_from`), and what the tokens before them follow from is so no longer;
         where a key is unknown there are none."""
-        model = self.model_runner.get_model()  # type: ignore[attr-defined]
+        model = self._served
         seen: list[list[list[tuple]]] = [[] for _ in asked]
         if not model.decides:
             return seen
@@ -68,12 +69,8 @@ class NumberWorker:
             if key in model.table.by_key:
                 of_count.setdefault(count, []).append(row)
         for count, rows in of_count.items():
-            features = torch.cat(
-                [
-                    self._kept(key, place, len(tokens), model.config.hidden_size)
-                    for key, place, tokens, _ in map(asked.__getitem__, rows)
-                ]
-            )
+            chosen, width = [asked[row] for row in rows], model.config.hidden_size
+            features = torch.cat([self._kept(key, place, len(tokens), width) for key, place, tokens, _ in chosen])
             tokens = torch.tensor([token for row in rows for token in asked[row][2]], device=features.device)
             found = iter(likelihoods(model, features, tokens, count))
             for row in rows:
@@ -84,7 +81,7 @@ class NumberWorker:
         self, asked: Sequence[tuple[str, int, int, tuple[list[int], list[float]], int]]
     ) -> list[dict[str, Any]]:
         """The fields of a `Place` for each key's place, where a token stands behind a text, with so many alternatives."""
-        model = self.model_runner.get_model()  # type: ignore[attr-defined]
+        model = self._served
         seen: list[dict[str, Any]] = []
         for key, place, token, before, count in asked if model.decides else ():
             request, found = model.table.by_key.get(key), None
@@ -98,7 +95,7 @@ class NumberWorker:
     def _kept(self, key: str, place: int, count: int, width: int | None = None) -> Tensor:
         """The features [count, width], or as wide as they are, that the tokens from a place on follow from. ValueError for one
         that is not kept."""
-        kept = self.model_runner.get_model().table.by_key[key].kept  # type: ignore[attr-defined]
+        kept = self._served.table.by_key[key].kept
         if missing := [at for at in range(place, place + count) if at not in kept]:
             raise ValueError(
                 f"what the token at {missing[0]} of {key!r} follows from is not kept: places from kept_from on are, until they "
@@ -114,7 +111,7 @@ class NumberWorker:
     ) -> list[dict[str, Any]]:
         """The law of the number behind each key's prompt, of which one token was made, as a server tells it; given once. With
         the true value, where one is known."""
-        model = self.model_runner.get_model()  # type: ignore[attr-defined]
+        model = self._served
         if not model.decides:
             return []
         requests = [model.table.by_key[key] for key, _ in asked]
@@ -125,4 +122,4 @@ class NumberWorker:
     def forget_numbers(self, keys: list[str]) -> None:
         """Nobody will ask for these any more."""
         for key in keys:
-            self.model_runner.get_model().table.forget(key)  # type: ignore[attr-defined]
+            self._served.table.forget(key)

@@ -11,8 +11,8 @@ from typing import Any
 
 from reference import (
     Engines,
-    Lookups,
     gap_where_they_part,
+    lookups,
     moved,
     reference,
     write_copying,
@@ -186,9 +186,9 @@ def run(bounds: Bounds, folder: Path, tokenizer: Any) -> Tally:
         llm = engines(folder / name, block_size=32, num_gpu_blocks_override=40)
         people = [Individual.from_seed(seed, model.config.causal_size) for seed in range(4)]
         asked = draw(chance, people, list(model.config.class_values or ()))
-        with Lookups(llm) as lookups:
+        with lookups(llm) as seen:
             write(llm, model, asked, chance)
-        tally.tried[f"{name}: preempted"] += sum(hit.preempted for hit in lookups)
+        tally.tried[f"{name}: preempted"] += sum(hit.preempted for hit in seen)
         for one, wrong in check(model, asked):
             what = f"{name}: {one.preset}"
             if wrong is None:

@@ -3,7 +3,8 @@
 import importlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -201,72 +202,66 @@ class Lookup(NamedTuple):
     cached: int
 
 
-class Lookups(list[Lookup]):
-    """Those of an engine, while it is open as a context."""
+@contextmanager
+def lookups(llm: Any) -> Iterator[list[Lookup]]:
+    """Those of an engine, while it is open."""
+    of = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
+    look_up, seen = of.get_computed_blocks, []
 
-    def __init__(self, llm: Any) -> None:
-        super().__init__()
-        self._of = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
+    def note(request: Any, *args: Any) -> Any:
+        found = look_up(request, *args)
+        seen.append(Lookup(request.num_preemptions > 0, request.num_prompt_tokens, found[1]))
+        return found
 
-    def __enter__(self) -> "Lookups":
-        look_up = self._of.get_computed_blocks
-
-        def note(request: Any, *args: Any) -> Any:
-            found = look_up(request, *args)
-            self.append(Lookup(request.num_preemptions > 0, request.num_prompt_tokens, found[1]))
-            return found
-
-        self._of.get_computed_blocks = note
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        del self._of.get_computed_blocks
+    of.get_computed_blocks = note
+    try:
+        yield seen
+    finally:
+        del of.get_computed_blocks
 
 
-class WholeGraphs:
-    """What CUDA graphs of the whole decoder do in V2, on a processor, while it is open as a context: steps of one token a row,
-    filled up to a multiple of four, run no line of the model's `forward` but the operations of a step that nobody tells of."""
+def worker_of(llm: Any) -> Any:
+    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
 
-    def __init__(self, llm: Any) -> None:
-        worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
-        self._runner = worker.model_runner
-        self.steps = 0
 
-    def __enter__(self) -> "WholeGraphs":
-        from vllm.config import CUDAGraphMode
-        from vllm.forward_context import set_forward_context
-        from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
-        from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
+@contextmanager
+def whole_graphs(llm: Any) -> Iterator[list[int]]:
+    """What CUDA graphs of the whole decoder do in V2, on a processor, while it is open: steps of one token a row, filled up to
+    a multiple of four, run no line of the model's `forward` but the operations of a step that nobody tells of. Their tokens."""
+    from vllm.config import CUDAGraphMode
+    from vllm.forward_context import set_forward_context
+    from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
+    from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 
-        runner, manager, state = self._runner, self._runner.cudagraph_manager, self._runner.model_state
-        dispatch, prepare, seen = manager.dispatch, state.prepare_attn, {}
+    runner = worker_of(llm).model_runner
+    manager, state = runner.cudagraph_manager, runner.model_state
+    dispatch, prepare, seen, steps = manager.dispatch, state.prepare_attn, {}, []
 
-        def whole(num_reqs: int, num_tokens: int, uniform_token_count: int | None, *args: Any, **settings: Any) -> Any:
-            if uniform_token_count != 1:
-                return dispatch(num_reqs, num_tokens, uniform_token_count, *args, **settings)
-            filled = min(-(-num_tokens // 4) * 4, runner.max_num_reqs)
-            return BatchExecutionDescriptor(CUDAGraphMode.FULL, filled, filled, uniform_token_count=1)
+    def whole(num_reqs: int, num_tokens: int, uniform_token_count: int | None, *args: Any, **settings: Any) -> Any:
+        if uniform_token_count != 1:
+            return dispatch(num_reqs, num_tokens, uniform_token_count, *args, **settings)
+        filled = min(-(-num_tokens // 4) * 4, runner.max_num_reqs)
+        return BatchExecutionDescriptor(CUDAGraphMode.FULL, filled, filled, uniform_token_count=1)
 
-        def note(batch: Any, mode: Any, tables: Any, slots: Any, *args: Any, **settings: Any) -> Any:
-            found = prepare(batch, mode, tables, slots, *args, **settings)
-            seen.update(metadata=found, slots=build_slot_mappings_by_layer(slots, runner.kv_cache_config))
-            return found
+    def note(batch: Any, mode: Any, tables: Any, slots: Any, *args: Any, **settings: Any) -> Any:
+        found = prepare(batch, mode, tables, slots, *args, **settings)
+        seen.update(metadata=found, slots=build_slot_mappings_by_layer(slots, runner.kv_cache_config))
+        return found
 
-        def replay(desc: Any) -> Any:
-            self.steps += 1
-            buffers, model, many = runner.input_buffers, runner.model, desc.num_tokens
-            told, model._step = model._step, None
-            with set_forward_context(seen["metadata"], runner.vllm_config, num_tokens=many, slot_mapping=seen["slots"]):
-                features = model(buffers.input_ids[:many], buffers.positions[:many])
-            model._step = told
-            return features
+    def replay(desc: Any) -> Any:
+        buffers, model, many = runner.input_buffers, runner.model, desc.num_tokens
+        steps.append(many)
+        told, model._step = model._step, None
+        with set_forward_context(seen["metadata"], runner.vllm_config, num_tokens=many, slot_mapping=seen["slots"]):
+            features = model(buffers.input_ids[:many], buffers.positions[:many])
+        model._step = told
+        return features
 
-        manager.dispatch, manager.run_fullgraph, state.prepare_attn = whole, replay, note
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        del self._runner.cudagraph_manager.dispatch, self._runner.cudagraph_manager.run_fullgraph
-        del self._runner.model_state.prepare_attn
+    manager.dispatch, manager.run_fullgraph, state.prepare_attn = whole, replay, note
+    try:
+        yield steps
+    finally:
+        del manager.dispatch, manager.run_fullgraph, state.prepare_attn
 
 
 @dataclass

@@ -31,18 +31,15 @@ def served(folder, individuals):
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "causalqwen_vllm", str(folder), "--individuals", str(individuals)]
     command += ["--port", str(port), "--dtype", "float32", "--max-model-len", "256"]
+    command += ["--served-model-name", "tiny", "--api-key", "sesame"]
     log = folder.parent / "server.log"
     with log.open("w") as out:
         settings = os.environ | ONE_CORE | {"VLLM_LOGGING_LEVEL": "WARNING"}
         settings.pop("VLLM_ENABLE_V1_MULTIPROCESSING")
-        process = subprocess.Popen(
-            [*command, "--served-model-name", "tiny", "--api-key", "sesame"], stdout=out, stderr=out, env=settings
-        )
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=settings)
+        key = {"Authorization": "Bearer sesame"}
         try:
-            client = httpx.Client(
-                base_url=f"http://127.0.0.1:{port}", timeout=120, headers={"Authorization": "Bearer sesame"}
-            )
-            with client:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, headers=key) as client:
                 deadline = time.monotonic() + 240
                 while True:
                     assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]

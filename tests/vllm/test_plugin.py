@@ -1,8 +1,7 @@
 """The plug-in against `generate`, in float32: the same tokens, the same values; and what it refuses."""
 
 import statistics
-from functools import cache
-from operator import attrgetter
+from functools import cache, reduce
 from types import SimpleNamespace
 
 import pytest
@@ -13,12 +12,12 @@ from reference import (
     RUNNER,
     SETTINGS,
     Engines,
-    Lookups,
-    WholeGraphs,
     compare,
     load_reference,
+    lookups,
     make_numbers_likely,
-    reference,
+    whole_graphs,
+    worker_of,
     write_closed,
     write_copying,
     write_tiny,
@@ -27,7 +26,7 @@ from reference import (
 from vllm.config import CompilationMode, CUDAGraphMode
 
 import causalqwen_vllm
-from causalqwen import PRESETS, CausalDecoding, CausalQwenForCausalLM, Individual
+from causalqwen import PRESETS, CausalQwenForCausalLM, Individual
 from causalqwen.modeling.context import CONTEXTS
 from causalqwen_vllm.client import graphs
 from causalqwen_vllm.model import CausalQwenForCausalLM as InVLLM
@@ -81,6 +80,21 @@ def ask(llm, prompts=PROMPTS[:12], **settings):
         PERSONA | {"seed": list(range(len(prompts))), "max_tokens": 100, "params": {"ignore_eos": True}} | settings
     )
     return causalqwen_vllm.generate(llm, prompts, **settings)
+
+
+def requested(model, prompts, keys, of_rows=(), **settings):
+    """Prompts and parameters as `LLM.generate` takes them; a row's seed is its place, and each may have settings of its own."""
+    settings = {"params": {"ignore_eos": True}} | settings
+    rows = of_rows or [{}] * len(keys)
+    asked = [
+        causalqwen_vllm.request(model.processor, prompt, seed=row, key=key, **settings, **own)
+        for row, (prompt, key, own) in enumerate(zip(prompts, keys, rows, strict=False))
+    ]
+    return tuple(map(list, zip(*asked, strict=True)))
+
+
+def served_by(llm):
+    return worker_of(llm).get_model()
 
 
 def assert_same(found, wanted):
@@ -162,12 +176,8 @@ def test_whoever_looks_at_the_numbers_of_a_text_that_goes_on_does_not_change_it(
     llm, prompts = engines(folder), ["We have 12.3456789 of", "The year 5 or", "It was"]
     wanted = ask(llm, prompts, preset="standard", temperature=1.0, max_tokens=40)
     llm.reset_prefix_cache()
-    asked = [
-        causalqwen_vllm.request(
-            model.processor, prompt, seed=row, key=f"k{row}", max_tokens=40, params={"ignore_eos": True}
-        )
-        for row, prompt in enumerate(prompts)
-    ]
+    keys = [f"k{row}" for row in range(3)]
+    asked = list(zip(*requested(model, prompts, keys, max_tokens=40), strict=True))
     for row, (tokens, params) in enumerate(asked):
         llm.llm_engine.add_request(str(row), tokens, params)
     seen, done = [], {}
@@ -175,12 +185,10 @@ def test_whoever_looks_at_the_numbers_of_a_text_that_goes_on_does_not_change_it(
         for output in llm.llm_engine.step():
             if output.finished:
                 done[int(output.request_id.split("-")[0])] = output
-        seen.append(llm.collective_rpc("see_numbers", args=([(f"k{row}", 0, None) for row in range(3)],))[-1])
-    numbers = llm.collective_rpc("take_numbers", args=([f"k{row}" for row in range(3)],))[-1]
-    found = [
-        causalqwen_vllm.client.answer(model.processor, done[row], *asked[row], numbers[row], row) for row in range(3)
-    ]
-    assert_same(found, wanted)
+        seen.append(llm.collective_rpc("see_numbers", args=([(key, 0, None) for key in keys],))[-1])
+    numbers = llm.collective_rpc("take_numbers", args=(keys,))[-1]
+    answer = causalqwen_vllm.client.answer
+    assert_same([answer(model.processor, done[row], *asked[row], numbers[row], row) for row in range(3)], wanted)
     assert all(len(told) <= len(answer.numbers) + 1 for told, answer in zip(seen[-1], wanted, strict=True))
 
 
@@ -239,6 +247,7 @@ def test_a_given_individual_and_its_numbers(folders, engines, tmp_path):
     assert (number.loc, number.scale) == pytest.approx((law.loc, law.scale), rel=1e-3, abs=1e-4)
     assert number.median == pytest.approx(law.median, rel=1e-3)
     assert float(answer.text[slice(*number.span)]) == number.value
+    assert compare(llm, model, "shared-individual", PROMPTS[:16], individual=individual)[0] >= 15  # at temperature 1
 
 
 @every_runner
@@ -267,44 +276,15 @@ def test_each_request_names_the_class_of_its_numbers(context, tiny_tokenizer, tm
 
 
 @every_runner
-def test_a_given_individual_at_temperature_1(folders, engines):
-    """Where no temperature is asked for, it is 1."""
-    model = load_reference(folders["llama"])
-    individual = Individual.from_seed(5, 128)
-    plan = CausalDecoding.preset("shared-individual", individual=individual)
-    params = {"ignore_eos": True}
-    answers = causalqwen_vllm.generate(
-        engines(folders["llama"]),
-        PROMPTS[:16],
-        preset="shared-individual",
-        seed=3,
-        individual=individual,
-        params=params,
-    )
-    wanted = reference(model, PROMPTS[:16], plan, [3] * 16, 64)
-    assert sum(found.token_ids == tokens for found, tokens in zip(answers, wanted.tokens, strict=True)) >= 15
-
-
-@every_runner
 @pytest.mark.parametrize("model", ["llama", "digits"])
 def test_each_request_has_a_plan_of_its_own(model, folders, engines):
     """Rows of all presets in one batch are decided as they are alone."""
     llm = engines(folders[model])
-    processor = load_reference(folders[model]).processor
-    asked = [
-        causalqwen_vllm.request(
-            processor,
-            prompt,
-            preset=preset,
-            seed=row,
-            max_tokens=20 + row,
-            params={"ignore_eos": True},
-            **SETTINGS[preset],
-        )
-        for row, (prompt, preset) in enumerate(zip(PROMPTS, [*PRESETS, *PRESETS], strict=False))
-    ]
-    together = llm.generate([tokens for tokens, _ in asked], [params for _, params in asked], use_tqdm=False)
-    for output, (tokens, params) in zip(together, asked, strict=True):
+    presets = [*PRESETS, *PRESETS]
+    of_rows = [{"preset": preset, "max_tokens": 20 + row} | SETTINGS[preset] for row, preset in enumerate(presets)]
+    asked = requested(load_reference(folders[model]), PROMPTS, presets, of_rows)
+    together = llm.generate(*asked, use_tqdm=False)
+    for output, tokens, params in zip(together, *asked, strict=True):
         alone = llm.generate([tokens], params, use_tqdm=False)[0]
         assert output.outputs[0].token_ids == alone.outputs[0].token_ids
 
@@ -351,7 +331,7 @@ def test_requests_that_a_gpu_is_warmed_up_by(context, tiny_tokenizer, tmp_path, 
     model.save_pretrained(tmp_path / "numbers alone")
     for folder in (tmp_path / "numbers alone", tmp_path / "classes"):
         llm = engines(folder)
-        worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+        worker = worker_of(llm)
         assert run_mixed_prefill_decode_warmup(
             worker.model_runner, worker.execute_model, worker.sample_tokens, num_tokens=16
         )
@@ -370,9 +350,9 @@ def test_graphs_of_the_whole_decoder(model, preset, folders, closed, engines):
     """Seven rows, filled up to eight: what `forward` would note of a step is noted around the graph."""
     folder = closed() if model == "closed" else folders[model]
     llm, model = engines(folder), load_reference(folder)
-    with WholeGraphs(llm) as graphs:
+    with whole_graphs(llm) as steps:
         same, numbers = compare(llm, model, preset, PROMPTS[::9][:7], 48, **SETTINGS[preset])
-    assert same >= 6 and numbers > 20 and graphs.steps > 40
+    assert same >= 6 and numbers > 20 and len(steps) > 40
 
 
 @every_runner
@@ -384,12 +364,7 @@ def test_what_a_graph_of_the_whole_decoder_leaves_to_note(tiny_tokenizer, tmp_pa
     keys = [f"row {row}" for row in range(len(prompts))]
 
     def told():
-        options = {"preset": "standard", "kept_from": 1, "max_tokens": 12, "params": {"ignore_eos": True}}
-        sent = [
-            causalqwen_vllm.request(model.processor, prompt, key=key, **options)
-            for prompt, key in zip(prompts, keys, strict=True)
-        ]
-        outputs = llm.generate(*map(list, zip(*sent, strict=True)), use_tqdm=False)
+        outputs = llm.generate(*requested(model, prompts, keys, kept_from=1, max_tokens=12), use_tqdm=False)
         questions = [
             (key, len(output.prompt_token_ids), list(output.outputs[0].token_ids), 0)
             for key, output in zip(keys, outputs, strict=True)
@@ -399,18 +374,14 @@ def test_what_a_graph_of_the_whole_decoder_leaves_to_note(tiny_tokenizer, tmp_pa
         return [log_prob for of_row in seen for [(_, log_prob, _)] in of_row]
 
     wanted = told()
-    with WholeGraphs(llm) as graphs:
+    with whole_graphs(llm) as steps:
         same, numbers = compare(llm, model, "standard", prompts, 48, temperature=1.0)
         found = told()
-    assert same >= len(prompts) - 1 and numbers > 20 and graphs.steps > 50
+    assert same >= len(prompts) - 1 and numbers > 20 and len(steps) > 50
     assert len(found) == 12 * len(prompts) and found == pytest.approx(wanted)
 
 
 # ---- values that are read from the whole backbone --------------------------------------------------------------------
-
-
-def served_by(llm):
-    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.get_model()
 
 
 @torch.no_grad()
@@ -445,9 +416,9 @@ def test_values_in_closed_form(family, context, closed, engines):
         same, numbers = compare(llm, model, preset, prompts, 32, **SETTINGS[preset])
         assert same >= len(prompts) - 1 and numbers > len(prompts)
     for _ in range(2):
-        with Lookups(llm) as lookups:
+        with lookups(llm) as seen:
             assert_laws(model, prompts, ask(llm, prompts, max_tokens=32))
-    assert any(hit.cached > 100 for hit in lookups) == (context == "digits")
+    assert any(hit.cached > 100 for hit in seen) == (context == "digits")
 
 
 @every_runner
@@ -455,9 +426,9 @@ def test_values_in_closed_form(family, context, closed, engines):
 def test_preempted_values_in_closed_form(context, closed, engines):
     folder = closed("llama", context)
     llm = engines(folder, block_size=32, num_gpu_blocks_override=24)
-    with Lookups(llm) as lookups:
+    with lookups(llm) as seen:
         found = ask(llm)
-    assert len([hit for hit in lookups if hit.preempted]) >= 3
+    assert len([hit for hit in seen if hit.preempted]) >= 3
     assert_laws(load_reference(folder), PROMPTS[:12], found)
 
 
@@ -474,11 +445,9 @@ def test_the_whole_backbone_is_asked_where_a_number_is(context, closed, engines,
     heads.action.num_bias.data -= 1e3
     try:
         assert not any(answer.numbers for answer in ask(llm, PROMPTS[:4])) and not asked
-        settings = {"max_tokens": 3, "laws": True, "kept_from": 1, "params": {"ignore_eos": True}}
-        requests = (causalqwen_vllm.request(model.processor, text, key=text, **settings) for text in PROMPTS[:3])
-        tokens, params = zip(*requests, strict=True)
+        tokens, params = requested(model, PROMPTS, PROMPTS[:3], max_tokens=3, laws=True, kept_from=1)
         ends = [len(prompt["prompt_token_ids"]) for prompt in tokens]
-        llm.generate(list(tokens), list(params), use_tqdm=False)
+        llm.generate(tokens, params, use_tqdm=False)
     finally:
         heads.action.num_bias.data += 1e3
     assert len(asked) == 9
@@ -493,31 +462,13 @@ def test_the_whole_backbone_is_asked_where_a_number_is(context, closed, engines,
 @every_runner
 def test_the_law_behind_a_prompt_in_closed_form(closed, engines):
     llm, model = engines(closed()), load_reference(closed())
-    settings = {"max_tokens": 1, "laws": True}
-    requests = (causalqwen_vllm.request(model.processor, text, key=text, **settings) for text in PROMPTS[:5])
-    llm.generate(*map(list, zip(*requests, strict=True)), use_tqdm=False)
+    llm.generate(*requested(model, PROMPTS, PROMPTS[:5], max_tokens=1, laws=True), use_tqdm=False)
     told = llm.collective_rpc("tell_laws", args=([(text, None) for text in PROMPTS[:5]], [0.9], None))[-1]
     for law, known in zip(told, model.predict_number(PROMPTS[:5]), strict=True):
         low, high = known.interval(0.9)
         assert [law["median"], *law["intervals"]["0.9"]] == pytest.approx(
             [known.median, low, high], abs=1e-3 * (high - low)
         )
-
-
-@pytest.mark.parametrize(
-    ("part", "name", "value"),
-    [
-        ("parallel_config", "pipeline_parallel_size", 2),
-        ("cache_config", "cache_dtype", "fp8"),
-        ("model_config.hf_config.text_config", "layer_types", ["sliding_attention", "full_attention"]),
-    ],
-)
-def test_settings_that_values_in_closed_form_refuse(part, name, value, closed, engines, monkeypatch):
-    config = engines(closed()).llm_engine.vllm_config
-    refuse_settings(config)
-    monkeypatch.setattr(attrgetter(part)(config), name, value, raising=False)
-    with pytest.raises(ValueError, match="read from the whole backbone's cache"):
-        refuse_settings(config)
 
 
 # ---- what vLLM does to requests under way ----------------------------------------------------------------------------
@@ -529,9 +480,9 @@ def test_preempted_requests_keep_their_values(model, folders, engines):
     """Where the context holds no values, what they wrote before is found in the prefix cache when they come back."""
     wanted = ask(engines(folders[model], enable_prefix_caching=False))
     llm = engines(folders[model], block_size=32, num_gpu_blocks_override=24)
-    with Lookups(llm) as lookups:
+    with lookups(llm) as seen:
         found = ask(llm)
-    resumed = [hit for hit in lookups if hit.preempted]
+    resumed = [hit for hit in seen if hit.preempted]
     assert len(resumed) >= 3
     assert any(hit.cached > hit.prompt for hit in resumed) == (model == "digits")
     assert sum(len(answer.numbers) for answer in found) > 20
@@ -546,15 +497,14 @@ def test_a_shared_prefix_is_read_once(folders, engines):
     wanted = ask(engines(folder, max_model_len=2048, enable_prefix_caching=False), prompts, max_tokens=32)
     llm, model = engines(folder, max_model_len=2048), load_reference(folder)
     for _ in range(2):
-        with Lookups(llm) as lookups:
+        with lookups(llm) as seen:
             found = ask(llm, prompts, max_tokens=32)
-        assert min(hit.prompt for hit in lookups) > 1000
-        assert sum(hit.cached >= 1000 - 128 for hit in lookups) >= len(prompts) - 1  # in blocks of 128 tokens
+        assert min(hit.prompt for hit in seen) > 1000
+        assert sum(hit.cached >= 1000 - 128 for hit in seen) >= len(prompts) - 1  # in blocks of 128 tokens
         assert_same(found, wanted)
     slices = [prompts[start : start + 16] for start in range(0, len(prompts), 16)]
-    assert (
-        sum(compare(llm, model, "persona", part, 32, **SETTINGS["persona"])[0] for part in slices) >= len(prompts) - 1
-    )
+    same = [compare(llm, model, "persona", part, 32, **SETTINGS["persona"])[0] for part in slices]
+    assert sum(same) >= len(prompts) - 1
 
 
 @every_runner
@@ -600,7 +550,7 @@ def test_how_likely_tokens_were_is_told_of_any_place_and_then_forgotten(folders,
                 assert [one[1:] for one in row] == [
                     pytest.approx((one.log_prob, one.log_ovr), abs=2e-3) for one in row_known
                 ]
-        worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+        worker = worker_of(llm)
         requests = [worker.get_model().table.by_key[key] for key in keys]
         assert all(request.kept for request in requests)
         last = [(keys[0], len(written[0]) - 1, written[0][-1:], 0)]
@@ -637,27 +587,31 @@ def test_an_engine_opened_without_load_refuses_too(folders, engines):
         LLM(str(folders["llama"]), dtype="float32", max_model_len=256, enforce_eager=True)
 
 
+WHOLE = "read from the whole backbone's cache"
+ATTENTION = ["sliding_attention", "full_attention"]
+
+
 @pytest.mark.parametrize(
-    ("part", "name", "value", "message"),
+    ("model", "name", "value", "message"),
     [
-        ("parallel_config", "pipeline_parallel_size", 2, "the last rank of a pipeline decides numbers"),
-        ("parallel_config", "data_parallel_size", 2, "context and data parallelism"),
-        ("compilation_config", "cudagraph_mode", CUDAGraphMode.FULL_AND_PIECEWISE, "leaves out the values of numbers"),
-        (
-            "compilation_config",
-            "cudagraph_mode",
-            CUDAGraphMode.FULL_AND_PIECEWISE,
-            "older model runner, which runs here",
-        ),
-        ("compilation_config", "cudagraph_mode", CUDAGraphMode.PIECEWISE, "set cudagraph_copy_inputs=True"),
-        (None, "speculative_config", object(), "a drafted token has no decision"),
-        (None, "kv_transfer_config", object(), "another engine"),
+        ("llama", "parallel_config.pipeline_parallel_size", 2, "the last rank of a pipeline decides numbers"),
+        ("llama", "parallel_config.data_parallel_size", 2, "context and data parallelism"),
+        ("llama", "compilation_config.cudagraph_mode", CUDAGraphMode.FULL_AND_PIECEWISE, "leaves out the values of numbers"),
+        ("llama", "compilation_config.cudagraph_mode", CUDAGraphMode.FULL_AND_PIECEWISE, "older model runner, which runs here"),
+        ("llama", "compilation_config.cudagraph_mode", CUDAGraphMode.PIECEWISE, "set cudagraph_copy_inputs=True"),
+        ("llama", "speculative_config", object(), "a drafted token has no decision"),
+        ("llama", "kv_transfer_config", object(), "another engine"),
+        ("llama", "model_config.hf_config.text_config.model_type", "mistral", "'mistral': only llama, qwen2, qwen3"),
+        ("closed", "parallel_config.pipeline_parallel_size", 2, WHOLE),
+        ("closed", "cache_config.cache_dtype", "fp8", WHOLE),
+        ("closed", "model_config.hf_config.text_config.layer_types", ATTENTION, WHOLE),
     ],
-)
-def test_engine_settings_that_a_cpu_cannot_have(part, name, value, message, folders, engines, monkeypatch):
-    config = engines(folders["llama"]).llm_engine.vllm_config
+)  # fmt: skip
+def test_engine_settings_that_a_cpu_cannot_have(model, name, value, message, folders, closed, engines, monkeypatch):
+    config = engines(closed() if model == "closed" else folders[model]).llm_engine.vllm_config
     refuse_settings(config)
-    monkeypatch.setattr(getattr(config, part) if part else config, name, value)
+    *parts, last = name.split(".")
+    monkeypatch.setattr(reduce(getattr, parts, config), last, value, raising=False)
     with pytest.raises(ValueError, match=message):
         refuse_settings(config)
 
@@ -688,13 +642,6 @@ def test_graphs_of_prompts_are_refused(folders, engines, monkeypatch):
     refuse_settings(config)
     monkeypatch.setattr(config.compilation_config, "cudagraph_mode", CUDAGraphMode.FULL)
     with pytest.raises(ValueError, match="of a prompt would freeze"):
-        refuse_settings(config)
-
-
-def test_other_backbones_are_refused(folders, engines, monkeypatch):
-    config = engines(folders["llama"]).llm_engine.vllm_config
-    monkeypatch.setattr(config.model_config.hf_config.text_config, "model_type", "mistral")
-    with pytest.raises(ValueError, match="'mistral': only llama, qwen2, qwen3"):
         refuse_settings(config)
 
 
@@ -756,38 +703,20 @@ def test_a_hidden_number_is_not_in_the_sequence():
     assert [request.hidden_before(place) for place in (3, 4, 5)] == [1, 2, 2]
 
 
-def test_what_the_prefix_cache_knows_is_never_fed():
-    request = Request(RequestOptions.read({"values": [5.0]}), [1, 9, 7, 3], 400, 128, torch.device("cpu"), hides=True)
-    request.feed(2, [7, 3])
-    request.feed(4, [6])
-    assert request.ids == [1, 9, 7, 3, 6]
-
-
 @pytest.mark.parametrize("context", ["digits", "both"])
 def test_digits_ask_nothing_of_the_vocabulary(context, folders, engines, monkeypatch):
     """Which token they are is known as soon as the number is: the product with the vocabulary has other rows alone."""
     llm, model = engines(folders[context]), load_reference(folders[context])
-    heads = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.get_model()
+    heads = served_by(llm)
     of_groups, scored = heads._scores_of_groups, []
     monkeypatch.setattr(
         heads, "_scores_of_groups", lambda rows, *rest: scored.append(len(rows)) or of_groups(rows, *rest)
     )
-    asked = [
-        causalqwen_vllm.request(
-            model.processor,
-            text,
-            seed=row,
-            key=f"{context} {row}",
-            max_tokens=40,
-            params={"ignore_eos": True},
-            **PERSONA,
-        )
-        for row, text in enumerate(PROMPTS[:8])
-    ]
-    llm.generate([tokens for tokens, _ in asked], [params for _, params in asked], use_tqdm=False)
+    tokens, params = requested(model, PROMPTS, [f"{context} {row}" for row in range(8)], max_tokens=40, **PERSONA)
+    llm.generate(tokens, params, use_tqdm=False)
     digits = 0
-    for row, (tokens, _) in enumerate(asked):
-        request, end = heads.table.by_key[f"{context} {row}"], len(tokens["prompt_token_ids"]) + 40
+    for row, prompt in enumerate(tokens):
+        request, end = heads.table.by_key[f"{context} {row}"], len(prompt["prompt_token_ids"]) + 40
         firsts = request.values if request.hides else {}
         digits += sum(place < end and place not in firsts for place in request.digits)
     assert sum(scored) == 8 * 40 - digits and digits > 40
@@ -799,7 +728,7 @@ def test_what_stands_behind_the_tokens_is_not_read(model, folders, engines, monk
     """A CUDA graph's input is longer than the rows are; behind them stands what stood there before."""
     from causalqwen_vllm import model as module
 
-    heads = engines(folders[model]).llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.get_model()
+    heads = served_by(engines(folders[model]))
     number = heads.config.num_token_id
     options = {"values": [5.0]}
     ids = [1, 2] if heads.config.context.hides else [1, number]
@@ -820,22 +749,6 @@ def test_what_stands_behind_the_tokens_is_not_read(model, folders, engines, monk
         assert seen == [None, None]
     else:
         assert torch.equal(seen[0], seen[1][:4]) and not torch.equal(seen[0][1], seen[0][0])
-
-
-def test_of_two_best_tokens_the_first_is_decided():
-    """Where `<NUM>` and a word have the same score, as where there is one argmax over both."""
-    announced, said = [], []
-    model = SimpleNamespace(
-        config=SimpleNamespace(num_token_id=2),
-        _write=lambda requests: None,
-        _write_digits=lambda request, number, place: announced.append(request.row),
-    )
-    scores = torch.tensor([[1.0, 0, 1, 1], [0, 1, 1, 0], [0, 0, 1, 1], [0, 0, 2, 1], [2, 0, 1, 0]])
-    requests = [SimpleNamespace(row=row, digits={}, say=said.append) for row in range(5)]
-    decided = (scores.argmax(-1) == 2).nonzero().flatten().tolist()
-    InVLLM._announce(model, requests, [7] * 5, [True] * 5, scores)
-    assert announced == decided == [2, 3] and said == [7, 7]
-    assert scores[:, 2].isneginf().all() and scores[:, [0, 1, 3]].isfinite().all()
 
 
 def test_numbers_are_given_once(folders, engines):
@@ -869,21 +782,8 @@ def test_numbers_of_many_requests_are_those_of_each(write, tiny_tokenizer, tmp_p
     told = []
     for alone in (False, True):
         keys = [f"{alone} {row}" for row in range(16)]
-        asked = [
-            causalqwen_vllm.request(
-                model.processor,
-                prompt,
-                seed=row,
-                key=keys[row],
-                max_tokens=64,
-                params={"ignore_eos": True},
-                individual=people[row % 3],
-                **PERSONA,
-                **named[row % len(named)],
-            )
-            for row, prompt in enumerate(PROMPTS[:16])
-        ]
-        llm.generate([tokens for tokens, _ in asked], [params for _, params in asked], use_tqdm=False)
+        of_rows = [{"individual": people[row % 3]} | named[row % len(named)] for row in range(16)]
+        llm.generate(*requested(model, PROMPTS, keys, of_rows, max_tokens=64, **PERSONA), use_tqdm=False)
         parts = [[key] for key in keys] if alone else [keys]
         told.append([of for part in parts for of in llm.collective_rpc("take_numbers", args=(part,))[-1]])
     for together, each in zip(*told, strict=True):

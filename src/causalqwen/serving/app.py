@@ -52,17 +52,11 @@ def create_app(model: CausalQwenForCausalLM, settings: ServerSettings | None = N
         await asyncio.to_thread(service.batcher.close)
         service.long_thread.shutdown(wait=False, cancel_futures=True)
 
-    app = FastAPI(
-        title="CausalQwen",
-        description=_ABOUT,
-        version=__version__,
-        lifespan=lifespan,
-        openapi_url=None,
-        responses=ERRORS,
-    )
+    about: dict[str, Any] = {"title": "CausalQwen", "description": _ABOUT, "version": __version__}
+    app = FastAPI(**about, lifespan=lifespan, openapi_url=None, responses=ERRORS)
     app.state.batcher, app.state.longest = service.batcher, settings.timeout
-    for kind in (ApiError, HTTPException):
-        app.add_exception_handler(kind, answer_error)
+    for error in (ApiError, HTTPException):
+        app.add_exception_handler(error, answer_error)
     app.add_api_route("/health", service.health)
     app.add_api_route("/ready", service.ready)
     guarded = APIRouter(dependencies=[Depends(service.check_key)])
@@ -74,19 +68,17 @@ def create_app(model: CausalQwenForCausalLM, settings: ServerSettings | None = N
         "chat/completions": (ChatRequest, service.chat),
         "numbers": (NumbersRequest, service.numbers),
         "answers": (AnswersRequest, service.answers),
-        "individuals": (IndividualsRequest, service.individuals),
-        "worlds": (WorldsRequest, service.worlds),
-        "population": (PopulationRequest, service.population),
     }
+    for kind in (IndividualsRequest, WorldsRequest, PopulationRequest):
+        posts[kind.path] = kind, service.working(kind)
     for path, (asked, endpoint) in posts.items():
         guarded.add_api_route(f"/v1/{path}", endpoint, methods=["POST"], openapi_extra=body_of(asked))
     app.include_router(guarded)
     add_openapi(app, [asked for asked, _ in posts.values()])
     if settings.page:
         add_explorer(app)
-    service.metrics.paths = frozenset(
-        route.path for route in (*app.routes, *guarded.routes) if isinstance(route, Route)
-    )
+    routes = [*app.routes, *guarded.routes]
+    service.metrics.paths = frozenset(route.path for route in routes if isinstance(route, Route))
     app.add_middleware(Journal, metrics=service.metrics, local=settings.local or settings.page)
     return app
 
@@ -160,18 +152,6 @@ class _Service(TextService):
         with refusing("prompts"):
             return self.model.predict_number(texts, batch_size=8, individual=who, classes=asked.classes)
 
-    async def individuals(self, request: Request) -> Response:
-        """Individuals: drawn, inferred, mixed, saved."""
-        return await self._work(request, IndividualsRequest)
-
-    async def worlds(self, request: Request) -> Response:
-        """What would have been said: worlds of a text."""
-        return await self._work(request, WorldsRequest)
-
-    async def population(self, request: Request) -> Response:
-        """What a population answers."""
-        return await self._work(request, PopulationRequest)
-
     async def answers(self, request: Request) -> Response:
         """What one person answers to questions."""
         asked = parse(AnswersRequest, await self.body(request))
@@ -187,14 +167,19 @@ class _Service(TextService):
         except TimeoutError:
             raise too_late() from None
 
-    async def _work(self, request: Request, kind: type[TaskRequest]) -> Response:
-        """A task's answer."""
-        asked = parse(kind, await self.body(request))
-        self.check_name(asked.model)
-        frame = {"object": kind.made, "model": asked.model}
-        call = TaskCall(partial(asked.work, self.people), frame, self.settings.timeout)
-        self.batcher.submit(call.job)
-        return await call.answer(request, asked.stream, lambda: self.batcher.cancel(call.job))
+    def working(self, kind: type[TaskRequest]) -> Callable:
+        """The endpoint of a kind of task."""
+
+        async def work(request: Request) -> Response:
+            asked = parse(kind, await self.body(request))
+            self.check_name(asked.model)
+            frame = {"object": kind.made, "model": asked.model}
+            call = TaskCall(partial(asked.work, self.people), frame, self.settings.timeout)
+            self.batcher.submit(call.job)
+            return await call.answer(request, asked.stream, lambda: self.batcher.cancel(call.job))
+
+        work.__name__, work.__doc__ = kind.path, kind.__doc__
+        return work
 
 
 def _numbers(asked: NumbersRequest, predictions: Sequence[NumberPrediction]) -> list[dict[str, Any]]:

@@ -255,8 +255,8 @@ class Batcher:
             self._running = []
 
     def _next(self) -> list[Any] | None:
-        """The oldest job and those that fit it, when its window is over or the batch is full; an empty list where short work
-        waits, None when closed."""
+        """The oldest job and those that fit it, when its window is over or the batch is full, or the oldest task; an empty
+        list where short work waits, None when closed."""
         window, most = self.settings.window, self.settings.max_rows
         with self._changed:
             while not self._closed:
@@ -265,12 +265,14 @@ class Batcher:
                 if not self._waiting:
                     self._changed.wait()
                     continue
-                batch = self._waiting[:1]
-                for job in self._waiting[1:]:
-                    if job.fits(batch, most, self.context):
-                        batch.append(job)
-                left = batch[0].arrived + window - time.monotonic()
-                if left <= 0 or sum(len(job.rows) for job in batch) >= most:
+                batch, left = self._waiting[:1], 0.0
+                if isinstance(batch[0], Job):
+                    for job in self._waiting[1:]:
+                        if isinstance(job, Job) and job.fits(batch, most, self.context):
+                            batch.append(job)
+                    if sum(len(job.rows) for job in batch) < most:
+                        left = batch[0].arrived + window - time.monotonic()
+                if left <= 0:
                     self._waiting = [job for job in self._waiting if job not in batch]
                     self._running = batch
                     return batch
@@ -316,11 +318,10 @@ class Batcher:
 
         watch = _Watch(model, batch, self.step_aside)
         seeds = [row.seed for row in rows]
-        choice: dict[str, Any] = {"do_sample": False}
         if batch[0].plan.decision == "softmax":
             nucleus = [job.plan.temperature for job in owners], [job.top_p for job in owners]
             sampler = RowSampler(seeds, *nucleus, [len(prompt.ids) for prompt in prompts], width, model.device)
-            choice["logits_processor"] = LogitsProcessorList([sampler])
+            choice: dict[str, Any] = {"do_sample": False, "logits_processor": LogitsProcessorList([sampler])}
         else:
             plan = replace(batch[0].plan, seed=seeds)
             if batch[0].individual is not None:
@@ -350,7 +351,7 @@ class _Watch(StoppingCriteria):
         end = model.generation_config.eos_token_id
         self.ends = set(end) if isinstance(end, list) else {end}
         self.log: ValueLog
-        self._announced: dict[int, Tensor] = {}  # what hidden `<NUM>`s that were written just now followed from, by row
+        self._announced: dict[int, Tensor] = {}  # what a hidden `<NUM>` that was written last followed from, by row
 
     def follow(self, log: ValueLog) -> None:
         self.log = log
@@ -362,43 +363,32 @@ class _Watch(StoppingCriteria):
         """And so is their end."""
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        tokens = input_ids[:, -1].tolist()
-        places, likely = self._places(tokens), self._likelihoods(tokens)
-        for index, (job, row) in enumerate(self.rows):
+        for index, ((job, row), token) in enumerate(zip(self.rows, input_ids[:, -1].tolist(), strict=True)):
             if row.finish is None and not job.cancelled:
-                job.deliver(self._step(index, tokens[index], Beside(places.get(index), likely.get(index))))
+                job.deliver(self._step(index, token))
         self.between()
         done = [job.cancelled or row.finish is not None for job, row in self.rows]
         return torch.tensor(done, device=input_ids.device)
 
-    def _places(self, tokens: list[int]) -> dict[int, dict[str, Any]]:
-        """What else could stand where each row's token does, by the row's index, where that was asked for."""
-        places = {}
-        for index, (job, row) in enumerate(self.rows):
-            if job.alternatives is None or row.finish is not None or job.cancelled or row.text.in_digits:
-                continue
-            features, before, offered = self.log.follows[index], row.text.tail, self._offered(index)
-            (made,) = alternatives(self.model, features, [tokens[index]], [before], job.alternatives, offered)
-            places[index] = asdict(made)
-        return places
-
-    def _likelihoods(self, tokens: list[int]) -> dict[int, tuple[Likelihood, ...]]:
-        """How likely each row's token was, by the row's index, where that was asked for. The first digit of a number follows
-        from what its `<NUM>` did, where the backbone does not see that."""
-        before, self._announced, found = self._announced, {}, {}
-        for index, (job, row) in enumerate(self.rows):
-            if job.logprobs is None or row.finish is not None or job.cancelled:
-                continue
-            features, token = before.get(index, self.log.follows[index]), tokens[index]
-            if token == self.model.config.num_token_id and self.model.config.context.hides:
-                self._announced[index] = features
-            (found[index],) = likelihoods(
-                self.model, features, torch.tensor([token], device=features.device), job.logprobs
-            )
-        return found
-
-    def _step(self, index: int, token: int, beside: Beside) -> Piece:
+    def _beside(self, index: int, token: int) -> Beside:
+        """What was asked about a row's token: what else could stand there, how likely it was."""
         job, row = self.rows[index]
+        model, features = self.model, self.log.follows[index]
+        could_be = likely = None
+        if job.alternatives is not None and not row.text.in_digits:
+            offered = self._offered(index)
+            (made,) = alternatives(model, features, [token], [row.text.tail], job.alternatives, offered)
+            could_be = asdict(made)
+        if job.logprobs is not None:
+            # The first digit of a hidden number follows from what its `<NUM>` did.
+            features = self._announced.pop(index, features)
+            if token == model.config.num_token_id and model.config.context.hides:
+                self._announced[index] = features
+            (likely,) = likelihoods(model, features, torch.tensor([token], device=features.device), job.logprobs)
+        return Beside(could_be, likely)
+
+    def _step(self, index: int, token: int) -> Piece:
+        (job, row), beside = self.rows[index], self._beside(index, token)
         is_number = token == self.model.config.num_token_id and token not in self.ends
         value = self.log[self.log.last][index].item() if is_number else 0.0
         is_last = row.written + 1 >= job.max_tokens

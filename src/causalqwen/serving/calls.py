@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -128,14 +127,7 @@ class Task:
     work: Work
     deliver: Callable[[Any], None]
     cancelled: bool = False
-    rows: tuple[()] = ()
-    law: None = None
-    arrived: float = -math.inf  # it waits for no company
     between: Callable[[], None] = lambda: None
-
-    def fits(self, *batch: Any) -> bool:
-        """With nothing."""
-        return False
 
     def run(self, between: Callable[[], None]) -> None:
         """Do it; `between` is called in its pauses. A ValueError tells what was wrong with the request."""

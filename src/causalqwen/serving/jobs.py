@@ -35,9 +35,8 @@ def plan_of(asked: TextRequest, settings: ServerSettings) -> CausalDecoding:
     temperature = one_of("temperature", asked.temperature, causal.temperature)
     plan = CausalDecoding.preset(preset)
     if causal.individual_mode is not None:
-        plan = CausalDecoding(
-            individual=causal.individual_mode, noise=causal.noise_mode, own=causal.own_mode or "marginal"
-        )
+        own = causal.own_mode or "marginal"
+        plan = CausalDecoding(individual=causal.individual_mode, noise=causal.noise_mode, own=own)
         preset = f"{causal.individual_mode} x {causal.noise_mode}"
     races = plan.own != "marginal"
     without_effect = {
@@ -139,7 +138,7 @@ def _read(
 
     Raises ValueError for an empty prompt, an id that is no token's, and what this model's context of numbers is not made for.
     """
-    scored = asked.echoes and asked.likeliest is not None
+    scored = asked.echo and asked.likeliest is not None
     if scored:
         config.require("the likelihood of a prompt")
     if isinstance(prompt, str):
@@ -153,13 +152,13 @@ def _read(
         if scored:
             offsets = processor.tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
             starts = [start for start, _ in offsets]
-        return Prompt(ids, values, prompt if asked.echoes else "", starts, text != prompt)
+        return Prompt(ids, values, prompt if asked.echo else "", starts, text != prompt)
     config.require("a prompt of token ids")
     for token in prompt:
         if token >= len(processor.tokenizer) or token == processor.num_token_id:
             raise ValueError(f"no token has the id {token}: this tokenizer has {len(processor.tokenizer)}")
     growing, starts = GrowingText(processor, [], [], [], special=True), []
-    for token in prompt if asked.echoes else ():
+    for token in prompt if asked.echo else ():
         starts.append(len(growing.text))
         growing.append(token, 0.0)
     return Prompt(prompt, [0.0] * len(prompt), growing.take(final=True), starts if scored else None)

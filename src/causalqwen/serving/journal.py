@@ -30,22 +30,14 @@ class Metrics:
         self.paths: frozenset[str] = frozenset()
         ProcessCollector(registry=registry)
         by, kind = ("path", "status"), ("kind",)
-        self.requests = Counter(
-            "causalqwen_requests", "Answers by status; 499: the client left.", by, registry=registry
-        )
-        told = "From request to end of answer."
-        self.seconds = Histogram("causalqwen_request_seconds", told, ("path",), buckets=_SECONDS, registry=registry)
+        what, lasted = "Answers by status; 499: the client left.", "From request to end of answer."
+        self.requests = Counter("causalqwen_requests", what, by, registry=registry)
+        self.seconds = Histogram("causalqwen_request_seconds", lasted, ("path",), buckets=_SECONDS, registry=registry)
         self.tokens = Counter("causalqwen_tokens", "Tokens read and written.", kind, registry=registry)
         batches = Histogram("causalqwen_batch_rows", "Texts per batch.", buckets=_ROWS, registry=registry)
         Gauge("causalqwen_waiting", "Requests in the queue.", registry=registry).set_function(lambda: batcher.waiting)
         Gauge("causalqwen_running", "Requests in the batch.", registry=registry).set_function(lambda: batcher.running)
         batcher.observe = batches.observe
-
-    def answered(self, path: str, status: int, seconds: float) -> None:
-        """Count an answer."""
-        path = path if path in self.paths else "other"
-        self.requests.labels(path, status).inc()
-        self.seconds.labels(path).observe(seconds)
 
 
 class Journal:
@@ -89,8 +81,9 @@ class Journal:
                 raise
             await ApiError(500, "something went wrong inside the server").response()(scope, receive, noting)
         finally:
-            seconds = time.monotonic() - start
-            self.metrics.answered(scope["path"], status, seconds)
+            seconds, path = time.monotonic() - start, scope["path"] if scope["path"] in self.metrics.paths else "other"
+            self.metrics.requests.labels(path, status).inc()
+            self.metrics.seconds.labels(path).observe(seconds)
             facts = {"method": scope["method"], "path": scope["path"][:_LONGEST], "status": status}
             facts |= {"seconds": round(seconds, 4)}
             _LOGGER.info("answered", extra={"facts": known | facts})

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -87,23 +87,6 @@ class Listener(uvicorn.Server):
             hand_back.cancel()
 
 
-@contextlib.contextmanager
-def held_small() -> Iterator[None]:
-    """While a server runs, glibc and the garbage collector keep little.
-
-    glibc keeps up to twice the largest piece that it ever gave back, 64 MiB for each thread, unless it is told from which
-    size on a piece is the system's. What stands now, the model, is no garbage: whoever looks for some need not pass over
-    half a million objects each time.
-    """
-    _libc("mallopt", _MMAP_THRESHOLD, _LARGE)
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()  # what is frozen as the process ends counts as lost in some libraries, which say so
-
-
 def leaving_nothing(work: Callable[..., Any], *of: Any) -> Any:
     """Work whose memory the system has again afterwards: the C library keeps what thousands of small pieces lay in, and long
     requests would make a server grow for hours."""
@@ -119,11 +102,18 @@ def _libc(name: str, *numbers: int) -> None:
 
 
 def run(app: FastAPI, listener: socket.socket, *, log_requests: bool = False) -> None:
-    """Serve on a listening socket until SIGINT or SIGTERM, which end the process with status 0."""
+    """Serve on a listening socket until SIGINT or SIGTERM, which end the process with status 0.
+
+    Meanwhile glibc, which would keep up to twice the largest piece that it was ever given back, 64 MiB for each thread, is told
+    from which size on a piece is the system's; and the garbage collector passes over what stands now, the model.
+    """
     for name in (signal.SIGINT, signal.SIGTERM):  # uvicorn takes them over, and raises them again when it has ended
         signal.signal(name, lambda *_: sys.exit(0))
-    sys.setswitchinterval(
-        5e-4
-    )  # a thread that reads a long prompt gives way to the model's between two small operations
-    with held_small():
+    sys.setswitchinterval(5e-4)  # a thread that reads a long prompt gives way to the model's between two operations
+    _libc("mallopt", _MMAP_THRESHOLD, _LARGE)
+    gc.collect()
+    gc.freeze()
+    try:
         Listener(app, log_to_stderr(log_requests)).run(sockets=[listener])
+    finally:
+        gc.unfreeze()  # what is frozen as the process ends counts as lost in some libraries, which say so

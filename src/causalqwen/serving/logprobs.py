@@ -65,7 +65,10 @@ def _spelled(processor: CausalQwenProcessor, token: int) -> tuple[str, list[int]
 
 @functools.lru_cache(maxsize=_KEPT)
 def _spelled_word(tokenizer: PreTrainedTokenizerBase, token: int) -> tuple[str, list[int] | None]:
-    text = _behind_a_word(tokenizer, [token])
+    # Behind a word: some tokenizers drop the space that a text begins with.
+    word = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole, known = (str(tokenizer.decode(part, clean_up_tokenization_spaces=False)) for part in ([*word, token], word))
+    text = whole[len(known) :]
     name = str(tokenizer.convert_ids_to_tokens(token))
     raw = list(text.encode())
     if _UNFINISHED in text:
@@ -73,10 +76,3 @@ def _spelled_word(tokenizer: PreTrainedTokenizerBase, token: int) -> tuple[str, 
         raw = [int(alone[1], 16)] if alone else [_BYTES[letter] for letter in name if letter in _BYTES]
         text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
     return text, raw
-
-
-def _behind_a_word(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
-    """What ids add to a text: some tokenizers drop the space that a text begins with."""
-    word = tokenizer("a", add_special_tokens=False)["input_ids"]
-    whole, known = (str(tokenizer.decode(part, clean_up_tokenization_spaces=False)) for part in ([*word, *ids], word))
-    return whole[len(known) :]

@@ -9,8 +9,8 @@ A request describes whom it means, so that nothing is kept between two of them b
 """
 
 import re
-from collections import OrderedDict
 from dataclasses import replace
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, model_validator
@@ -18,7 +18,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, mode
 from causalqwen.decoding import Individual, mix
 from causalqwen.individuals.evidence import LIKELIHOODS
 from causalqwen.modeling import CausalQwenForCausalLM, Choice, Observation
-from causalqwen.modeling.explain_individual import Favoured, favoured_tokens, lie_among, what_told
+from causalqwen.modeling.explain_individual import favoured_tokens, lie_among, what_told
 from causalqwen.modeling.reading import encode_text
 from causalqwen.serving.calls import Task
 from causalqwen.serving.requests import Seed, Strict
@@ -27,7 +27,6 @@ from causalqwen.serving.settings import ApiError, ServerSettings, individual_of
 MOST_PEOPLE = 32
 """Individuals of one request."""
 
-_KEPT = 2 * MOST_PEOPLE
 _NAME = re.compile(r"\w[\w .-]{0,63}")
 
 
@@ -104,6 +103,7 @@ Described.model_rebuild()
 class TaskRequest(Strict):
     """What requests for some work share."""
 
+    path: ClassVar[str]
     made: ClassVar[str]
 
     model: str
@@ -115,9 +115,9 @@ class TaskRequest(Strict):
 
 
 class IndividualsRequest(TaskRequest):
-    """`/v1/individuals`."""
+    """Individuals: drawn, inferred, mixed, saved."""
 
-    made = "list"
+    path, made = "individuals", "list"
 
     individuals: Annotated[list[Who], Field(min_length=1, max_length=MOST_PEOPLE)]
     words: bool = False
@@ -160,27 +160,20 @@ class People:
 
     def __init__(self, model: CausalQwenForCausalLM, settings: ServerSettings) -> None:
         self.model, self.settings = model, settings
-        self._made: OrderedDict[str, Individual] = OrderedDict()
+        self._made = lru_cache(2 * MOST_PEOPLE)(lambda who: self._make(Described.model_validate_json(who)))
 
     def find(self, who: str | Described) -> Individual:
         """Whoever is meant. ApiError 400 for a name that nobody has, ValueError for what nobody can be inferred from."""
         if isinstance(who, str):
             return individual_of(who, self.settings, "individual")
-        key = who.model_dump_json()
-        if key not in self._made:
-            self._made[key] = self._make(who)
-        self._made.move_to_end(key)
-        while len(self._made) > _KEPT:
-            self._made.popitem(last=False)
-        return self._made[key]
+        return self._made(who.model_dump_json())
 
     def save(self, individual: Individual, name: str) -> None:
         """Under a name that nobody has, where the server was told to keep people: in their folder."""
         folder = self.settings.keep
         if folder is None:
-            raise ApiError(
-                400, "this server keeps nobody: start `causalqwen explore --individuals FOLDER`", param="save"
-            )
+            message = "this server keeps nobody: start `causalqwen explore --individuals FOLDER`"
+            raise ApiError(400, message, param="save")
         if name in self.settings.individuals or (folder / f"{name}.safetensors").exists():
             raise ApiError(400, f"somebody is called {name!r} already", param="save")
         kept = replace(individual, name=name)
@@ -224,11 +217,6 @@ def about(individual: Individual) -> dict[str, Any]:
 def _words(model: CausalQwenForCausalLM, texts: list[str], individual: Individual) -> dict[str, Any]:
     """What each word told about them, and which they favour and avoid."""
     said, evidence = what_told(model, texts, individual)
-    favoured: tuple[list[Favoured], list[Favoured]] = ([], [])
-    if len(evidence[0]):
-        favoured = favoured_tokens(model, evidence, individual)
-    return {
-        "words": [[word.plain for word in text] for text in said],
-        "favoured": [vars(token) for token in favoured[0]],
-        "avoided": [vars(token) for token in favoured[1]],
-    }
+    favoured, avoided = favoured_tokens(model, evidence, individual) if len(evidence[0]) else ([], [])
+    told = {"favoured": list(map(vars, favoured)), "avoided": list(map(vars, avoided))}
+    return {"words": [[word.plain for word in text] for text in said]} | told

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
+from causalqwen.checking import Count, Finite
 from causalqwen.decoding import Population
 from causalqwen.modeling import CausalQwenForCausalLM, Question
 from causalqwen.modeling.prediction import prediction_to_dict
@@ -11,10 +12,8 @@ from causalqwen.modeling.survey import Survey, batches, fill
 from causalqwen.numbers.law import LEVELS
 from causalqwen.serving.calls import Task
 from causalqwen.serving.people import MOST_PEOPLE, People, TaskRequest, Who
-from causalqwen.serving.requests import Count, Level, Points, Seed, Strict
+from causalqwen.serving.requests import Level, Points, Seed, Strict
 from causalqwen.serving.settings import ApiError, ServerSettings, individual_of, refusing
-
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 MOST_ROWS = 10_000
 """People times draws of one request."""
@@ -110,9 +109,9 @@ class DrawnPeople(Strict):
 
 
 class PopulationRequest(TaskRequest):
-    """`/v1/population`."""
+    """What a population answers."""
 
-    made = "population"
+    path = made = "population"
 
     individuals: Annotated[dict[str, Who], Field(min_length=1, max_length=MOST_PEOPLE)] | None = None
     drawn: DrawnPeople | None = None

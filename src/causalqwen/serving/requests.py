@@ -10,6 +10,7 @@ from jinja2 import TemplateError
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from causalqwen.checking import Count
 from causalqwen.decoding.plan import INDIVIDUAL_MODES, NOISE_MODES, OWN_MODES, PRESETS
 from causalqwen.modeling import CausalQwenProcessor
 from causalqwen.numbers.law import LEVELS
@@ -29,7 +30,6 @@ _UNSUPPORTED = "unsupported_parameter"
 _SEED = 1 << 62
 _COMPLETION_TOKENS = 16  # OpenAI's default
 
-Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=-_SEED, le=_SEED)]
 Temperature = Annotated[float, Field(ge=0, le=2)]
 Points = Annotated[int, Field(ge=2, le=1000)]
@@ -102,8 +102,8 @@ class StreamOptions(Strict):
     include_usage: bool = False
 
 
-class TextRequest(Strict):
-    """What both endpoints share."""
+class SharedFields(Strict):
+    """What both endpoints of texts share."""
 
     neutral = _NEUTRAL
     is_chat: ClassVar[bool]
@@ -129,7 +129,7 @@ class TextRequest(Strict):
     causal: CausalOptions = Field(default_factory=CausalOptions)
 
     @model_validator(mode="after")
-    def _check_stream(self) -> "TextRequest":
+    def _check_stream(self) -> "SharedFields":
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options belong to stream=true")
         return self
@@ -142,26 +142,8 @@ class TextRequest(Strict):
     def wants_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-    @property
-    def echoes(self) -> bool:
-        """Whether prompts are given back."""
-        return False
 
-    @property
-    def likeliest(self) -> int | None:
-        """How many of the likeliest words are told with each token; None where no log-probabilities are asked for."""
-        raise NotImplementedError
-
-    def length(self) -> int | None:
-        """The tokens asked for; None for as many as there may be."""
-        raise NotImplementedError
-
-    def prompts(self, processor: CausalQwenProcessor) -> Sequence[str | list[int]]:
-        """The prompts: texts, or ids of tokens."""
-        raise NotImplementedError
-
-
-class CompletionRequest(TextRequest):
+class CompletionRequest(SharedFields):
     """`/v1/completions`."""
 
     is_chat = False
@@ -184,18 +166,17 @@ class CompletionRequest(TextRequest):
         return self
 
     def length(self) -> int | None:
+        """The tokens asked for; None for as many as there may be."""
         return _COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
     def prompts(self, processor: CausalQwenProcessor) -> Sequence[str | list[int]]:
+        """The prompts: texts, or ids of tokens."""
         alone = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         return [self.prompt] if alone else self.prompt  # type: ignore[list-item, return-value]
 
     @property
-    def echoes(self) -> bool:
-        return self.echo
-
-    @property
     def likeliest(self) -> int | None:
+        """How many of the likeliest words are told with each token; None where no log-probabilities are asked for."""
         return self.logprobs
 
 
@@ -227,10 +208,11 @@ class Message(Strict):
         return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
 
-class ChatRequest(TextRequest):
+class ChatRequest(SharedFields):
     """`/v1/chat/completions`."""
 
     is_chat = True
+    echo: ClassVar[bool] = False
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
@@ -260,6 +242,9 @@ class ChatRequest(TextRequest):
     @property
     def likeliest(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+TextRequest = CompletionRequest | ChatRequest
 
 
 def text_of_chat(messages: list[Message], processor: CausalQwenProcessor, goes_on: bool = False) -> str:

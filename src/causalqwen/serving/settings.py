@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from causalqwen.checking import nearest
+from causalqwen.checking import Count, NotNegative, Positive, check_fields, nearest
 from causalqwen.decoding import PRESETS, Individual
 
 PATIENCE = 30.0
@@ -22,20 +22,15 @@ class ServerSettings:
     """Settings of `create_app`.
 
     Args:
-        name: the model's name in requests and answers.
-        individuals: who can be asked for by name.
-        preset: of requests that name none.
+        name, individuals, preset: the model's name, who can be asked for by name, the preset of requests that name none.
         max_rows: texts generated at once; a request's prompts times its n may not be more.
         window: seconds that a batch waits for company after its first request came.
         max_waiting: requests that may wait; one more is answered 429.
         max_tokens: the most a request may ask for, and what a chat gets that asks for nothing.
-        timeout: seconds from a request's arrival to the end of its answer.
-        max_body: bytes of a request.
-        max_prompts: numbers predicted by one request.
-        max_heard: tokens that one individual is inferred from.
+        timeout, max_body: seconds from a request's arrival to the end of its answer; its bytes.
+        max_prompts, max_heard: numbers predicted by one request; tokens that one individual is inferred from.
         keep: the folder where individuals are saved by request; None to save nobody.
-        api_keys: what `Authorization: Bearer ...` must hold, one of them, and the requests a minute of each, None for any
-            number; an empty mapping lets everybody in.
+        api_keys: of which `Authorization: Bearer ...` must hold one, and the requests a minute of each, None for any number.
         local: whether only requests that name this machine as their host (127.0.0.1, [::1], localhost) are answered.
         page: whether the explorer's page is served too; it makes a server local.
     """
@@ -43,14 +38,14 @@ class ServerSettings:
     name: str = "causalqwen"
     individuals: dict[str, Individual] = field(default_factory=dict)
     preset: str = "softmax"
-    max_rows: int = 8
-    window: float = 0.01
-    max_waiting: int = 64
-    max_tokens: int = 1024
-    timeout: float = 300.0
-    max_body: int = 1 << 20
-    max_prompts: int = 64
-    max_heard: int = 4096
+    max_rows: Count = 8
+    window: NotNegative = 0.01
+    max_waiting: Count = 64
+    max_tokens: Count = 1024
+    timeout: Positive = 300.0
+    max_body: Count = 1 << 20
+    max_prompts: Count = 64
+    max_heard: Count = 4096
     keep: Path | None = None
     api_keys: Mapping[str, int | None] = field(default_factory=dict)
     local: bool = False
@@ -59,11 +54,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
             raise ValueError(f"unknown preset {self.preset!r}; known presets: {', '.join(PRESETS)}")
-        for name in ("max_rows", "max_waiting", "max_tokens", "timeout", "max_body", "max_prompts", "max_heard"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if not self.window >= 0:
-            raise ValueError(f"window must be at least 0, got {self.window}")
+        check_fields(self)
         for key, limit in self.api_keys.items():
             if not key:
                 raise ValueError("the API key is empty")
@@ -83,8 +74,7 @@ def load_individuals(
         raise ValueError(f"{folder} is not a folder of individuals")
     individuals = {path.stem: Individual.load(path) for path in sorted(folder.glob("*.safetensors"))}
     for name, individual in individuals.items():
-        size = len(individual.factor)
-        if size != causal_size:
+        if (size := len(individual.factor)) != causal_size:
             raise ValueError(
                 f"{name} in {folder} has {size} coordinates, the causal size of the model is {causal_size}"
             )

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Protocol
 
 from fastapi import Request, Response
@@ -62,12 +63,9 @@ class TextCall(Call):
     async def whole(self) -> dict[str, Any]:
         rows = [Piece(row, "", [], None) for row in range(len(self.job.rows))]
         async for piece in self.read():
-            before = rows[piece.row]
-            joined = (
-                getattr(before, name) + getattr(piece, name) for name in ("text", "numbers", "tokens", "logprobs")
-            )
-            text, numbers, tokens, likely = joined
-            rows[piece.row] = Piece(piece.row, text, numbers, piece.finish, tokens, likely)
+            before, columns = rows[piece.row], ("text", "numbers", "tokens", "logprobs")
+            joined = {name: getattr(before, name) + getattr(piece, name) for name in columns}
+            rows[piece.row] = replace(piece, **joined)
         return self.frame | {"choices": [self.choice(row) for row in rows], "usage": self.usage()}
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:

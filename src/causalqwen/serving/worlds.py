@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field, model_validator
 
+from causalqwen.checking import Count
 from causalqwen.decoding import Individual
 from causalqwen.modeling import CausalQwenForCausalLM, Intervention, Observation, World
 from causalqwen.modeling.explain_individual import token_texts
@@ -13,7 +14,7 @@ from causalqwen.modeling.reading import EncodedText, encode_text
 from causalqwen.modeling.worlds import word_changes, world_numbers
 from causalqwen.serving.calls import Progress, Task
 from causalqwen.serving.people import People, TaskRequest, Who, about
-from causalqwen.serving.requests import Count, Points, Seed, Strict, Temperature
+from causalqwen.serving.requests import Points, Seed, Strict, Temperature
 from causalqwen.serving.settings import ApiError
 
 _LENGTH = 64  # tokens behind a prompt where nothing says how many
@@ -31,9 +32,9 @@ class Edit(Strict):
 
 
 class WorldsRequest(TaskRequest):
-    """`/v1/worlds`."""
+    """What would have been said: worlds of a text."""
 
-    made = "worlds"
+    path = made = "worlds"
 
     prompt: Annotated[str, Field(min_length=1)]
     text: Annotated[str, Field(min_length=1)] | None = None
