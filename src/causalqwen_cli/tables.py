@@ -103,7 +103,8 @@ def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device:
     made = NumberRegressor.load(model, device)
     table = with_numbers(*read_with_decimals(source, made.reader_.known, made.decimal))
     target = made.reader_.target or "value"
-    known = known_numbers_of(table, target)
+    has_target = target in table
+    known = known_numbers_of(table, target)  # which takes it out
     to_parquet = suffix_of(output) == ".parquet"
     if to_parquet:
         arrow = arrow_for(output)
@@ -121,7 +122,7 @@ def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device:
     scored = Scored()
     for entry, value in zip(described, known, strict=True):
         scored.add(entry, value)
-    kept = kept_beside(table | ({target: known} if target in table else {}), ("mean", *DESCRIBED))
+    kept = kept_beside(table | ({target: known} if has_target else {}), ("mean", *DESCRIBED))
     rows = [
         {name: cells[row] for name, cells in kept.items()} | {"mean": mean} | described[row]
         for row, mean in enumerate(full["mean"].tolist())
