@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 from typer.testing import CliRunner
@@ -218,12 +217,9 @@ BAD = [
     ("predict", {"--input": "empty.jsonl"}, r"empty.jsonl holds no rows"),
     ("predict", {"--input": "nowhere.jsonl"}, r"nowhere.jsonl: there is no such file or folder"),
     ("predict", {"--input": "notjson.jsonl"}, r"notjson.jsonl, row 2: not JSON"),
-    ("predict", {"--input": "notext.jsonl"}, r"notext.jsonl, row 1: expected exactly one of the fields"),
-    ("predict", {"--input": "blank.jsonl"}, r"blank.jsonl, row 1, field text: the text is empty"),
     ("predict", {"--input": "huge.jsonl"}, r"huge.jsonl, row 1, field text: the number 9{21}.* too large for float64"),
     ("predict", {"--input": "long.jsonl"}, r"long.jsonl, row 1: \d+ tokens, but the context of this model holds 256"),
     ("train", {"--train": "nan.jsonl"}, r"nan.jsonl, row 1: NaN is not a finite number"),
-    ("train", {"--train": "inf.jsonl"}, r"inf.jsonl, row 1, field value: the number is too large for float64"),
     ("train", {"--train": "words.jsonl"}, r"hold no number to learn from"),
     ("train", {"--train": "prompt.jsonl"}, r"prompt.jsonl, row 1, field value: a prompt needs the value"),
     ("train", {"--config": "bad.yaml"}, r"bad.yaml: unknown setting vlaues; did you mean values"),
@@ -253,9 +249,9 @@ def traps(place, tiny_tokenizer):
     from transformers import BertConfig, BertForMaskedLM
 
     for name, text in {
-        "empty": "", "notjson": '{"text": "fine"}\nnot json\n', "notext": '{"a": 1}\n', "blank": '{"text": " "}\n',
+        "empty": "", "notjson": '{"text": "fine"}\nnot json\n',
         "huge": '{"text": "is ' + "9" * 400 + '"}\n', "long": json.dumps({"text": "word " * 400}) + "\n",
-        "nan": '{"prompt": "a", "value": NaN}\n', "inf": '{"prompt": "a", "value": 1e400}\n',
+        "nan": '{"prompt": "a", "value": NaN}\n',
         "words": '{"text": "no number"}\n', "prompt": '{"prompt": "a"}\n',
     }.items():  # fmt: skip
         (place / f"{name}.jsonl").write_text(text)
@@ -296,30 +292,3 @@ def test_a_mistake_is_one_line_and_leaves_nothing(traps, tmp_path, name, wrong, 
     complaint = [line for line in told.stderr.splitlines() if line.startswith("causalqwen: ")]
     assert len(complaint) == 1 and re.search(message, complaint[0]), told.stderr
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_outright_can_be_resumed(place, tmp_path):
-    """kill -9 in the middle of stage 1, at a moment of the machine's choosing."""
-    (tmp_path / "slow.yaml").write_text("values: {epochs: 60, batch_size: 1}\nlogging_steps: 10\nevaluations: 30\n")
-    base = [sys.executable, "-m", "causalqwen_cli", "train", "--model", place / "model", "--train", place / "train.jsonl",
-            "--eval", place / "eval.jsonl", "--config", tmp_path / "slow.yaml"]  # fmt: skip
-    for name in ("through", "killed"):
-        command = [str(part) for part in [*base, "--output", tmp_path / name]]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        if name == "killed":
-            while not list((tmp_path / name / "work" / "values").glob("checkpoint-*/trainer_state.json")):
-                assert process.poll() is None
-                time.sleep(0.05)
-            process.kill()
-            process.wait()
-            assert not (tmp_path / name / "config.json").exists()
-            process = subprocess.Popen([*command, "--resume"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        assert process.wait() == 0
-    curves = []
-    for name in ("through", "killed"):
-        records = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        curves.append([(r["step"], r["train/loss"]) for r in records if "train/loss" in r])
-    assert curves[0] == curves[1]
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("through", "killed")]
-    assert weights[0] == weights[1]

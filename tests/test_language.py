@@ -9,6 +9,7 @@ import torch
 from causalqwen import CausalDecoding, CausalQwenForCausalLM
 from causalqwen.evaluation.language import (
     calibration_error,
+    choice_diversity,
     evaluate_language,
     individual_resemblance,
     language_facts,
@@ -70,6 +71,11 @@ def test_calibration_error_is_its_definition():
     assert [count for *_, count in bins] == [2, 4]
 
 
+def test_sample_chooses_nearly_as_the_softmax(model):
+    found = choice_diversity(model, TEXT, positions=12, draws=400)
+    assert found["total_variation"] < found["sampling_error"] + 0.04
+
+
 def test_texts_are_scored_by_fluency_and_diversity(model):
     prompts = ["the long road", "the small house"]
     scores = score_texts(model, prompts, [" goes past the mill", " goes past the mill"])
@@ -107,5 +113,5 @@ def test_resemblance_finds_an_individual_who_speaks_through_and_none_in_noise(mo
 @pytest.mark.slow
 def test_everything_about_a_language_in_one_call(model):
     metrics = evaluate_language(model, "\n".join([TEXT, TEXT]), texts=2)
-    assert {"curves", "perplexity_at_equal_diversity", "resemblance", "reliability"} <= metrics.keys()
-    assert metrics["agreement"] == 1.0 and len(language_facts(metrics)) > 5
+    assert {"curves", "perplexity_at_equal_diversity", "resemblance", "sample", "reliability"} <= metrics.keys()
+    assert metrics["agreement"] == 1.0 and len(language_facts(metrics)) > 6

@@ -40,33 +40,24 @@ def _digits(chance: random.Random, most: int = 8) -> str:
 
 def _number(chance: random.Random) -> str:
     """A number, or what looks like one."""
-    whole = _digits(chance)
-    form = chance.randrange(12)
-    if form == 0:
-        return f"{chance.choice('+-−－')}{whole}.{_digits(chance, 5)}"
-    if form == 1:
-        return f"{int(whole):,}".replace(",", chance.choice([",", ".", "'", "’", " ", "\u00a0", "\u202f"]))
-    if form == 2:
-        return f"{whole}{chance.choice('eE')}{chance.choice(['', '+', '-'])}{chance.randrange(400)}"
-    if form == 3:
-        zero = ord(chance.choice(_SCRIPTS))
-        return "".join(chr(zero + int(digit)) for digit in whole)
-    if form == 4:
-        return "".join(chance.choice(_HAN) for _ in range(chance.randint(1, 8)))
-    if form == 5:
-        return f"{whole}{chance.choice(['/', ':', '-', '.', '–'])}{_digits(chance, 4)}{chance.choice(['', '/3', '.1', ':05'])}"
-    if form == 6:
-        return f"{chance.choice('$€£¥₹￥')}{whole}{chance.choice(['', '.50', ' million', '万', '%'])}"
-    if form == 7:
-        return chance.choice("¼½¾⅐⅞²³⁻⁹₅ⅣⅫ①㊿㈠𝟗") + chance.choice(["", whole])
-    if form == 8:
-        power = chance.choice(["^", "⁻", "", "^{"]) + chance.choice(["5", "²³", "-3", "99"])
-        return chance.choice(["10", whole + "×10", whole + " * 10"]) + power
-    if form == 9:
-        return f"{chance.randint(1, 99)},{chance.randint(10, 99)},{chance.randint(100, 999)}"
-    if form == 10:
-        return f"{whole}.{_digits(chance, 25)}"
-    return whole
+    whole, of = _digits(chance), chance.choice
+    forms: list[Callable[[], str]] = [
+        lambda: f"{of('+-−－')}{whole}.{_digits(chance, 5)}",
+        lambda: f"{int(whole):,}".replace(",", of([",", ".", "'", "’", " ", "\u00a0", "\u202f"])),
+        lambda: f"{whole}{of('eE')}{of(['', '+', '-'])}{chance.randrange(400)}",
+        lambda: whole.translate(
+            {ord("0") + digit: zero + digit for zero in [ord(of(_SCRIPTS))] for digit in range(10)}
+        ),
+        lambda: "".join(of(_HAN) for _ in range(chance.randint(1, 8))),
+        lambda: f"{whole}{of(['/', ':', '-', '.', '–'])}{_digits(chance, 4)}{of(['', '/3', '.1', ':05'])}",
+        lambda: f"{of('$€£¥₹￥')}{whole}{of(['', '.50', ' million', '万', '%'])}",
+        lambda: of("¼½¾⅐⅞²³⁻⁹₅ⅣⅫ①㊿㈠𝟗") + of(["", whole]),
+        lambda: of(["10", f"{whole}×10", f"{whole} * 10"]) + of(["^", "⁻", "", "^{"]) + of(["5", "²³", "-3", "99"]),
+        lambda: f"{chance.randint(1, 99)},{chance.randint(10, 99)},{chance.randint(100, 999)}",
+        lambda: f"{whole}.{_digits(chance, 25)}",
+        lambda: whole,
+    ]
+    return of(forms)()
 
 
 # A part of a number may be read in none of these. ν: an amount; κ: up to three digits; δ: one.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from causalqwen.decoding import CausalDecoding, Individual
+from causalqwen.decoding import BoundDecoding, CausalDecoding, Individual
 from causalqwen.distributions import upcast
 from causalqwen.extras import extra
 from causalqwen.modeling import CausalQwenForCausalLM
@@ -97,6 +97,41 @@ def calibration_error(probability: Tensor, right: Tensor) -> tuple[float, list[l
         inside = index == place
         bins.append([probability[inside].mean().item(), right[inside].double().mean().item(), inside.sum().item()])
     return sum(count * abs(p - share) for p, share, count in bins) / len(probability), bins
+
+
+@torch.no_grad()
+def choice_diversity(
+    model: CausalQwenForCausalLM, text: str, *, positions: int = 300, draws: int = 400, seed: int = 0
+) -> dict[str, float]:
+    """How `sample` chooses, against softmax sampling.
+
+    Returns:
+        total_variation: between `draws` choices and the softmax, mean over `positions` places of the text;
+        sampling_error: the same for as many softmax samples, which no sampler can undercut on average.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    chunks = text_chunks(model, text)
+    chosen = torch.randperm(len(chunks), generator=generator)[: max(1, positions // 4)].tolist()
+    features = []
+    for ids in (chunks[index].to(model.device) for index in chosen):
+        z = model.features(ids[None]).last_hidden_state[0, :-1]
+        features.append(
+            z[torch.randperm(len(z), generator=generator)[: math.ceil(positions / len(chosen))].to(z.device)]
+        )
+    z = torch.cat(features)[:positions]
+    words, distances, errors = model.vocabulary(), [], []
+    for place, features in enumerate(z):
+        features = features.to(model.abduction.loc_net.weight.dtype).expand(draws, 1, -1)
+        plain = Chain(model, features[:1], words=words).scores
+        p = plain.masked(upcast(plain.loc), -torch.inf)[0, 0].softmax(-1).cpu()
+        plan = CausalDecoding.preset("sample", seed=10**9 + seed * 10**7 + place * draws)
+        bound = BoundDecoding.bind(plan, draws, model.config.causal_size, z.device, copies=draws)
+        drawn = bound.at(torch.zeros(draws, 1, dtype=torch.int64, device=z.device))
+        picks = Chain(model, features, drawn, words).ranked()[:, 0].argmax(-1).cpu()
+        distances.append((torch.bincount(picks, minlength=len(p)) / draws - p).abs().sum().item() / 2)
+        picked = torch.multinomial(p, draws, replacement=True, generator=generator)
+        errors.append((torch.bincount(picked, minlength=len(p)) / draws - p).abs().sum().item() / 2)
+    return {"total_variation": float(np.mean(distances)), "sampling_error": float(np.mean(errors))}
 
 
 # ---- texts -----------------------------------------------------------------------------------------------------------
@@ -288,6 +323,8 @@ def evaluate_language(
     """All of the above on one text; `texts`: how many prompts to continue, 0 for none."""
     say("decisions and probabilities")
     metrics = score_language(model, text)
+    say("choices of the preset sample")
+    metrics["sample"] = choice_diversity(model, text, seed=seed)
     if texts:
         say("texts: perplexity against diversity")
         prompts = opening_words(text, texts)
@@ -301,13 +338,15 @@ def evaluate_language(
 
 def language_facts(metrics: dict[str, Any]) -> list[str]:
     """The figures as sentences."""
-    m = metrics
+    m, drawn = metrics, metrics["sample"]
     facts = [
         f"On {m['tokens']:,} tokens the decision is the backbone's on {m['agreement']:.2%}; accuracy {m['accuracy']:.2%} "
         f"against {m['backbone_accuracy']:.2%}, softmax NLL {m['softmax_nll']:.4f} against {m['backbone_nll']:.4f} nats.",
         f"Normalised one-vs-rest NLL less the backbone's: {m['nll_gap']:+.4f} nats; the probabilities sum to 0.8 to 1.25 on "
         f"{m['sum_within']:.1%}; calibration error of the chosen token {m['ece']:.4f} (the backbone's softmax: "
         f"{m['backbone_ece']:.4f}).",
+        f"sample: total variation {drawn['total_variation']:.3f} to the softmax; as many softmax samples have "
+        f"{drawn['sampling_error']:.3f} themselves.",
     ]
     for sampler, ratio in m.get("perplexity_at_equal_diversity", {}).items():
         if sampler != "top-p":
