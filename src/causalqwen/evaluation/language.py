@@ -189,9 +189,10 @@ def _write(
 
 def score_texts(model: CausalQwenForCausalLM, prompts: Sequence[str], texts: Sequence[str]) -> dict[str, float]:
     """perplexity, distinct_1, distinct_2 and self_bleu of continuations."""
-    bleu, similar = BLEU(effective_order=True), [0.0] if len(texts) < 2 else []
-    for index, text in enumerate(texts if len(texts) > 1 else []):
-        similar.append(bleu.sentence_score(text, [*texts[:index], *texts[index + 1 :]]).score / 100)
+    bleu, similar = BLEU(effective_order=True), [0.0]
+    if len(texts) > 1:
+        others = ([*texts[:at], *texts[at + 1 :]] for at in range(len(texts)))
+        similar = [bleu.sentence_score(*pair).score / 100 for pair in zip(texts, others, strict=True)]
 
     def distinct(size: int) -> float:
         lines = [text.split() for text in texts]
