@@ -109,12 +109,6 @@ def test_graft_proves_itself(place, tmp_path):
     assert "<NUM> is token 400 (behind the matrix)" in text
 
 
-def test_train_leaves_a_model_and_its_metrics(trained):
-    names = {path.name for path in trained.iterdir()}
-    assert {"config.json", "model.safetensors", "processor_config.json", "metrics.jsonl"} <= names
-    assert json.loads((trained / "config.json").read_text())["fitted"]["values"]["value_transform"]["kind"] == "affine"
-
-
 def test_the_language_is_evaluated(place, tmp_path):
     (tmp_path / "text.txt").write_text("the long road goes past the small house and the old mill\n" * 12)
     model = place / "model"

@@ -57,7 +57,6 @@ def test_synthesize_writes_rows_of_both_kinds(tmp_path):
         ("pyarrow", "predict --model nowhere --input rows.parquet --output out.jsonl", "causalqwen[parquet]"),
         ("pyarrow", "train --model nowhere --train broken.jsonl --eval rows.parquet --output out", "causalqwen[parquet]"),
         ("wandb", "train --model nowhere --train broken.jsonl --config wandb.yaml --output out", "wandb is not installed"),
-        ("chemicals", "demo --output out", "causalqwen[demo]"),
     ],
 )  # fmt: skip
 def test_what_is_not_installed_is_told_before_anything_is_read(tmp_path, monkeypatch, gone, words, message):
