@@ -8,13 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import create_autospec
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 import yaml
-from huggingface_hub import EvalResultEntry, ModelCard, eval_result_entries_to_yaml, parse_eval_result_entries
+from huggingface_hub import EvalResultEntry, HfApi, ModelCard, eval_result_entries_to_yaml, parse_eval_result_entries
 from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, pipeline
 
 from causalqwen import CausalQwenForCausalLM
@@ -227,32 +228,6 @@ def test_stages_that_were_trained_are_told(tiny_tokenizer, tmp_path):
     assert "| stage lora | batch_size 4, rank 2 |" in (tmp_path / "out/README.md").read_text()
 
 
-class Hub:
-    """Where `HfApi` would be: it keeps what is uploaded."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, dict]] = []
-        self.files: dict[str, str] = {}
-
-    def __call__(self, **settings):
-        self.calls.append(("HfApi", settings))
-        return self
-
-    def create_repo(self, repo_id, **settings):
-        self.calls.append(("create_repo", {"repo_id": repo_id, **settings}))
-        return SimpleNamespace(repo_id=f"me/{repo_id}")
-
-    def create_branch(self, repo_id, **settings):
-        self.calls.append(("create_branch", {"repo_id": repo_id, **settings}))
-
-    def upload_folder(self, *, folder_path, ignore_patterns, **settings):
-        self.calls.append(("upload_folder", settings))
-        found = {str(path.relative_to(folder_path)): path for path in Path(folder_path).rglob("*") if path.is_file()}
-        left = found.keys() - set(ignore_patterns or ())
-        self.files = {name: found[name].read_bytes().decode("utf-8", "replace") for name in left}
-        return "commit"
-
-
 def test_push_to_hub_uploads_model_processor_and_card_in_one_commit(trained, tmp_path, monkeypatch):
     model, _ = trained
     model.save_pretrained(tmp_path / "mine")
@@ -260,7 +235,17 @@ def test_push_to_hub_uploads_model_processor_and_card_in_one_commit(trained, tmp
     (tmp_path / "mine/.eval_results").mkdir()
     (tmp_path / "mine/.eval_results/hle.yaml").write_text(yaml.safe_dump(eval_result_entries_to_yaml([entry])))
     model = CausalQwenForCausalLM.from_pretrained(tmp_path / "mine")
-    hub, there = Hub(), {}
+    hub, files, there = create_autospec(HfApi), {}, {}
+    hub.return_value.create_repo.return_value.repo_id = "me/x"
+
+    def upload_folder(*, folder_path, ignore_patterns, **settings):
+        found = {str(path.relative_to(folder_path)): path for path in Path(folder_path).rglob("*") if path.is_file()}
+        left = found.keys() - set(ignore_patterns or ())
+        files.clear()
+        files.update({name: found[name].read_bytes().decode("utf-8", "replace") for name in left})
+        return "commit"
+
+    hub.return_value.upload_folder.side_effect = upload_folder
     monkeypatch.setattr(card, "HfApi", hub)
     file_of = card._file_of
 
@@ -269,20 +254,20 @@ def test_push_to_hub_uploads_model_processor_and_card_in_one_commit(trained, tmp
 
     monkeypatch.setattr(card, "_file_of", looked_up)
     assert model.push_to_hub("x", private=True, revision="next") == "commit"
-    assert [name for name, _ in hub.calls] == ["HfApi", "create_repo", "create_branch", "upload_folder"]
-    assert hub.calls[1][1] == {"repo_id": "x", "private": True, "exist_ok": True}
-    assert hub.calls[3][1]["repo_id"] == "me/x"
-    files = {"config.json", "model.safetensors", "processor_config.json", "tokenizer.json", "training.json"}
-    assert files <= hub.files.keys()
-    assert hub.files["README.md"] == (tmp_path / "mine/README.md").read_text(encoding="utf-8")
-    assert parse_eval_result_entries(yaml.safe_load(hub.files[".eval_results/hle.yaml"])) == [entry]
-    assert remote_code_file.FILE not in hub.files
-    there["README.md"] = hub.files["README.md"].encode()  # ours, as it was
+    hub.return_value.create_repo.assert_called_once_with("x", private=True, exist_ok=True)
+    hub.return_value.create_branch.assert_called_once_with("me/x", branch="next", exist_ok=True)
+    assert hub.return_value.upload_folder.call_args.kwargs["repo_id"] == "me/x"
+    own = {"config.json", "model.safetensors", "processor_config.json", "tokenizer.json", "training.json"}
+    assert own <= files.keys()
+    assert files["README.md"] == (tmp_path / "mine/README.md").read_text(encoding="utf-8")
+    assert parse_eval_result_entries(yaml.safe_load(files[".eval_results/hle.yaml"])) == [entry]
+    assert remote_code_file.FILE not in files
+    there["README.md"] = files["README.md"].encode()  # ours, as it was
     model.push_to_hub("x", remote_code=True)
-    assert "README.md" in hub.files and hub.files[remote_code_file.FILE] == remote_code_file.TEXT
+    assert "README.md" in files and files[remote_code_file.FILE] == remote_code_file.TEXT
     there["README.md"] = b"# Theirs"
     model.push_to_hub("x")
-    assert "README.md" not in hub.files and "config.json" in hub.files
+    assert "README.md" not in files and "config.json" in files
     with pytest.raises(ValueError, match=r"upload with model\.push_to_hub\(repo_id\)"):
         model.save_pretrained(tmp_path / "out", push_to_hub=True)
 

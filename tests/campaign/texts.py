@@ -38,6 +38,10 @@ def _digits(chance: random.Random, most: int = 8) -> str:
     return str(chance.randrange(10 ** chance.randint(1, most)))
 
 
+def _in_script(digits: str, zero: str) -> str:
+    return "".join(chr(ord(zero) + int(digit)) for digit in digits)
+
+
 def _number(chance: random.Random) -> str:
     """A number, or what looks like one."""
     whole, of = _digits(chance), chance.choice
@@ -45,9 +49,7 @@ def _number(chance: random.Random) -> str:
         lambda: f"{of('+-−－')}{whole}.{_digits(chance, 5)}",
         lambda: f"{int(whole):,}".replace(",", of([",", ".", "'", "’", " ", "\u00a0", "\u202f"])),
         lambda: f"{whole}{of('eE')}{of(['', '+', '-'])}{chance.randrange(400)}",
-        lambda: whole.translate(
-            {ord("0") + digit: zero + digit for zero in [ord(of(_SCRIPTS))] for digit in range(10)}
-        ),
+        lambda: _in_script(whole, of(_SCRIPTS)),
         lambda: "".join(of(_HAN) for _ in range(chance.randint(1, 8))),
         lambda: f"{whole}{of(['/', ':', '-', '.', '–'])}{_digits(chance, 4)}{of(['', '/3', '.1', ':05'])}",
         lambda: f"{of('$€£¥₹￥')}{whole}{of(['', '.50', ' million', '万', '%'])}",
