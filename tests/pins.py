@@ -12,7 +12,6 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,24 +32,16 @@ PROMPTS = ("It is", "Of the 20 men who came, 7 said that")
 SAID = Observation(" we shall meet again.", prompt="My friends,")
 
 
-def _nothing(model: CausalQwenForCausalLM) -> None:
-    pass
-
-
 def _levels(factor: float) -> list[float]:
     return [min(1.0, level / 100 * factor) for level in range(101)]
 
 
 def _two_axes(model: CausalQwenForCausalLM) -> None:
     kinds = {"miles": ("affine", 30.0, 8.0, [1.0, 90.0], 0), "men": ("symlog", 2.0, 0.5, [0.0, 1e6], None)}
-    model.config.class_values = {
-        name: {
-            "value_transform": {"kind": kind, "center": center, "width": width},
-            "value_range": span,
-            "value_place": place,
-        }
-        for name, (kind, center, width, span, place) in kinds.items()
-    }
+    model.config.class_values = {}
+    for name, (kind, center, width, span, place) in kinds.items():
+        transform = {"kind": kind, "center": center, "width": width}
+        model.config.class_values[name] = {"value_transform": transform, "value_range": span, "value_place": place}
     model.config.class_interval_levels = {"miles": _levels(1.1), "men": None}
 
 
@@ -66,19 +57,19 @@ def _atoms(model: CausalQwenForCausalLM) -> None:
     model.config.interval_levels = _levels(100 / 90)
 
 
-CASES: dict[str, tuple[str, dict[str, Any], Callable[[CausalQwenForCausalLM], None]]] = {
-    "digits": ("llama", {}, _nothing),
-    "second": ("qwen2", {}, _nothing),
-    "value": ("qwen2", {"number_context": "value"}, _nothing),
-    "both": ("qwen3", {"number_context": "both"}, _nothing),
-    "features": ("llama", {"number_context": "value", "number_embedding": "features"}, _nothing),
-    "documents": ("qwen2", {"start": "documents"}, _nothing),
-    "minimal": ("llama", {"start": "minimal"}, _nothing),
-    "ordinary": ("qwen3", {"start": "ordinary", "token_thresholds": 0.1}, _nothing),
-    "architecture": ("mistral", {"start": "architecture", "max_scale": 3.0}, _nothing),
-    "deep": ("qwen2", {"deep_abduction": True, "abduction_hidden_size": 16}, _nothing),
-    "small": ("llama", {"causal_size": 12, "value_branch": False}, _nothing),
-    "copying": ("llama", {"copy_numbers": True, "copy_size": 8, "value_loss": "crps"}, _nothing),
+CASES: dict[str, tuple[Any, ...]] = {
+    "digits": ("llama", {}),
+    "second": ("qwen2", {}),
+    "value": ("qwen2", {"number_context": "value"}),
+    "both": ("qwen3", {"number_context": "both"}),
+    "features": ("llama", {"number_context": "value", "number_embedding": "features"}),
+    "documents": ("qwen2", {"start": "documents"}),
+    "minimal": ("llama", {"start": "minimal"}),
+    "ordinary": ("qwen3", {"start": "ordinary", "token_thresholds": 0.1}),
+    "architecture": ("mistral", {"start": "architecture", "max_scale": 3.0}),
+    "deep": ("qwen2", {"deep_abduction": True, "abduction_hidden_size": 16}),
+    "small": ("llama", {"causal_size": 12, "value_branch": False}),
+    "copying": ("llama", {"copy_numbers": True, "copy_size": 8, "value_loss": "crps"}),
     "classes": ("qwen2", {"value_family": "gaussian"}, _two_axes),
     "domains": ("qwen3", {}, _a_domain),
     "atoms": ("llama", {"value_loss": "crps"}, _atoms),
@@ -90,26 +81,25 @@ def make(name: str) -> None:
     """A checkpoint of a case whose weights are all random."""
     from conftest import graft_tiny, make_tokenizer
 
-    family, settings, fit = CASES[name]
+    family, settings, *fits = CASES[name]
     small = {"value_branch_hidden_size": 8} if settings.get("value_branch", True) else {}
     model = graft_tiny(family, make_tokenizer(), **small, **settings)
-    fit(model)
+    for fit in fits:
+        fit(model)
     generator = torch.Generator().manual_seed(len(name))
     own = [(name, p) for name, p in model.named_parameters() if not name.startswith("backbone.")]
     for _, parameter in own:
         parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
     model.save_pretrained(PINS / name)
-    for file in (PINS / name / shared for shared in SHARED):
-        if file.exists():
-            file.replace(PINS / file.name)
+    for file in SHARED:
+        (PINS / name / file).replace(PINS / file)
 
 
 def load(name: str, folder: Path) -> CausalQwenForCausalLM:
     """The checkpoint of a case, put together in a folder."""
     shutil.copytree(PINS / name, folder, dirs_exist_ok=True)
     for file in SHARED:
-        if (PINS / file).exists():
-            shutil.copy(PINS / file, folder)
+        shutil.copy(PINS / file, folder)
     return CausalQwenForCausalLM.from_pretrained(folder).eval()
 
 
@@ -165,12 +155,7 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
         stages |= {"heads": small, "lora": small | {"rank": 2}, "backbone": small}
     for stage, settings in stages.items():
         trained = load(name, folder / stage)
-        wanted = {"values": False} | {
-            stage: settings,
-            "value_transform": "keep",
-            "recalibrate": False,
-            "logging_steps": 1,
-        }
+        wanted = {"values": False, "value_transform": "keep", "recalibrate": False, "logging_steps": 1, stage: settings}
         with contextlib.redirect_stderr(io.StringIO()):
             train(trained, examples, examples, folder / f"{stage} run", TrainSettings.from_dict(wanted))
         lines = (folder / f"{stage} run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

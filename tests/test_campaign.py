@@ -28,13 +28,9 @@ def test_texts(tiny_tokenizer):
 
 
 def test_a_text_that_comes_back_otherwise_is_found(tiny_tokenizer, monkeypatch):
-    by_name = {"tiny": CausalQwenProcessor(tiny_tokenizer)}
-    decode = CausalQwenProcessor.batch_decode
-    monkeypatch.setattr(
-        CausalQwenProcessor,
-        "batch_decode",
-        lambda self, *given: [text.replace("5", "6") for text in decode(self, *given)],
-    )
+    by_name, decode = {"tiny": CausalQwenProcessor(tiny_tokenizer)}, CausalQwenProcessor.batch_decode
+    wrong = lambda self, *given: [text.replace("5", "6") for text in decode(self, *given)]  # noqa: E731
+    monkeypatch.setattr(CausalQwenProcessor, "batch_decode", wrong)
     assert "came back as" in texts.run(Bounds(1, 20), by_name).found["tiny"][0]
 
 
@@ -98,33 +94,25 @@ def test_what_users_are_meant_to_see():
 
 def own_process(code: str) -> str:
     """What a process that has computed nothing before prints: it makes children safely, and nobody else uses its memory."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env=os.environ
-        | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
-        capture_output=True,
-        text=True,
-    )
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    command, env = [sys.executable, "-W", "ignore", "-c", code], {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
 
 @pytest.mark.slow
-def test_processes():
-    names = ("graft", "predict")
-    told = own_process(f"from campaign import Bounds, processes; print(processes.run(Bounds(6, 300), {names}).table())")
+@pytest.mark.parametrize(
+    "names", [("graft", "predict"), ("train, two ranks",)], ids=["one process", "one of two ranks"]
+)
+def test_processes(names):
+    count = 3 * len(names)
+    code = f"from campaign import Bounds, processes; print(processes.run(Bounds({count}, 300), {names}).table())"
+    told = own_process(code)
     rows = [line.strip("| ").split(" | ") for line in told.splitlines()[2:]]
     assert {row[0] for row in rows} >= {f"{name}: two at once" for name in names}, told
     assert all(row[3:] == ["0"] for row in rows), told  # what was found would stand below, in lines of its own
-    assert sum(int(row[1]) for row in rows) == 6, told
-
-
-@pytest.mark.slow
-def test_one_of_two_ranks_is_killed():
-    code = 'from campaign import Bounds, processes; print(processes.run(Bounds(3, 300), ("train, two ranks",)).table())'
-    told = own_process(code)
-    rows = [line.strip("| ").split(" | ") for line in told.splitlines()[2:]]
-    assert sum(int(row[1]) for row in rows) == 3 and all(row[3] == "0" for row in rows), told
+    assert sum(int(row[1]) for row in rows) == count, told
 
 
 def test_resources(tiny_tokenizer):

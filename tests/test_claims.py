@@ -2,6 +2,7 @@
 
 import math
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -178,10 +179,8 @@ def test_the_shape_of_larger_qwens_is_grafted_as_it_is(tiny_tokenizer):
     """Architecture 4.5. From 7B on Qwen2.5 has an lm_head of its own and 152,064 rows; the first Qwen is no model here."""
     settings = {"tie_word_embeddings": False, "vocab_size": 152_064}
     backbone, size = make_backbone("qwen2", tiny_tokenizer, **settings), len(tiny_tokenizer)
-    model, ids = (
-        CausalQwenForCausalLM.from_backbone(backbone, tokenizer=tiny_tokenizer),
-        torch.arange(5, 30).view(1, -1),
-    )
+    model = CausalQwenForCausalLM.from_backbone(backbone, tokenizer=tiny_tokenizer)
+    ids = torch.arange(5, 30).view(1, -1)
     assert model.config.num_token_id == size and model.config.free_token_ids == list(range(size + 1, 152_064))
     with torch.no_grad():
         theirs, ours = backbone(ids).logits, model(ids, output_ovr=True)
@@ -202,8 +201,8 @@ def test_by_default_a_number_is_read_as_its_digits_and_said_as_a_value(tiny_toke
         seen = inputs["input_ids"] != model.config.num_token_id  # at `<NUM>` itself nothing is asked
         same = [torch.equal(one[name][seen], other[name][seen]) for name in ("logits", "loc_U", "loc_Y")]
         assert same == [context == "digits"] * 3
-    assert graft_tiny("llama", tiny_tokenizer).config.number_context == "digits"
     model = graft_tiny("llama", tiny_tokenizer)
+    assert model.config.number_context == "digits"
     inputs = model.processor(text, return_tensors="pt")
     ids = inputs["input_ids"]
     seen = ids[0] != model.config.num_token_id
@@ -238,9 +237,8 @@ def test_a_scale_is_positive_because_it_is_floored(activation):
     assert (scale == 0).all()
     for score_scale in ("common", "documents"):
         action, lm_head = action_of(4, 5, score_scale=score_scale)
-        assert (action(loc, scale, lm_head)[1] >= SCALE_FLOOR).all() and (
-            action.value(loc, scale)[1] >= SCALE_FLOOR
-        ).all()
+        for _, floored in (action(loc, scale, lm_head), action.value(loc, scale)):
+            assert (floored >= SCALE_FLOOR).all()
 
 
 def test_the_value_starts_at_w_reg_z_and_w_reg_is_not_small():
@@ -351,10 +349,8 @@ def test_thresholds_that_minimise_the_loss_follow_the_frequencies_and_sum_to_one
     for token in range(4):
         for step in (-0.5, 0.5):
             assert expected_loss(fitted + step * torch.eye(4).double()[token]) > best
-    assert (fitted.diff() > 0).all()
-    assert ovr_log_probs(torch.zeros(4).double(), torch.ones(1).double(), fitted)[
-        0
-    ].exp().sum().item() == pytest.approx(1)
+    log_p, _ = ovr_log_probs(torch.zeros(4).double(), torch.ones(1).double(), fitted)
+    assert (fitted.diff() > 0).all() and log_p.exp().sum().item() == pytest.approx(1)
 
 
 def test_the_sum_for_one_individual_strays_from_one_more_than_the_marginal_sum(tiny_tokenizer):
@@ -533,8 +529,8 @@ def situated(preset: str, noise: float = 0.3, **settings):
 
 def test_temperature_acts_on_draws_alone():
     """Inference 3: without sampling T changes nothing."""
-    for one, other in zip(situated("standard", temperature=0.1), situated("standard", temperature=5.0), strict=True):
-        assert torch.equal(one, other)
+    cold, hot = (situated("standard", temperature=temperature) for temperature in (0.1, 5.0))
+    assert all(map(torch.equal, cold, hot))
     assert not torch.equal(situated("noise", seed=1)[0], situated("noise", seed=1, temperature=5.0)[0])
 
 
@@ -703,10 +699,11 @@ def test_sums_of_students_are_no_students_and_stay_in_the_families_here(tiny_tok
     zero, one = number(0.0), number(1.0)
     for name in FAMILIES:
         law = get_family(name)
-        ratio = width_of_a_sum(
-            lambda x, law=law: law.log_prob(x, zero, one), lambda p, law=law: law.quantile(number(p)).item()
+        density, quantile = (
+            partial(law.log_prob, loc=zero, scale=one),
+            lambda p, law=law: law.quantile(number(p)).item(),
         )
-        assert ratio == pytest.approx(1.0, abs=0.01), name
+        assert width_of_a_sum(density, quantile) == pytest.approx(1.0, abs=0.01), name
     student = stats.t(3)
     ratio = width_of_a_sum(lambda x: torch.from_numpy(student.logpdf(x.numpy())), student.ppf)
     assert ratio < 0.97

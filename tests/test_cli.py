@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 from typer.testing import CliRunner
@@ -96,12 +95,11 @@ def test_no_help_loses_a_word_to_markup():
             assert one.name != "generate" or all(name in str(texts) for name in PRESETS)
 
 
-def test_graft_proves_itself_and_refuses_to_overwrite(place, tmp_path):
+def test_graft_proves_itself(place, tmp_path):
     out = tmp_path / "grafted"
     result = json.loads(run("graft", "--backbone", place / "backbone", "--output", out, "--json").stdout)
     assert result["agreement"] == 1.0 and result["identical_logits"] == result["tokens"] > 0
     assert (out / "config.json").exists() and not list(tmp_path.glob("*.part*"))
-    assert "exists already" in run("graft", "--backbone", place / "backbone", "--output", out, code=1).stderr
     other = ("graft", "--backbone", place / "backbone", "--output", tmp_path / "other", "--start", "documents")
     assert "expected NAME=VALUE" in run(*other, "--set", "gate_alpha", code=1).stderr
     text = run(*other, "--set", "gate_alpha=0.5", "--set", "vocabulary_family=gaussian").stdout
@@ -109,13 +107,6 @@ def test_graft_proves_itself_and_refuses_to_overwrite(place, tmp_path):
     assert written["settings"]["training"]["gate_alpha"] == 0.5
     assert written["settings"]["scores"]["vocabulary_family"] == "gaussian"
     assert "<NUM> is token 400 (behind the matrix)" in text
-
-
-def test_train_leaves_a_model_and_its_metrics(trained):
-    assert {"config.json", "model.safetensors", "processor_config.json", "metrics.jsonl"} <= {
-        path.name for path in trained.iterdir()
-    }
-    assert json.loads((trained / "config.json").read_text())["fitted"]["values"]["value_transform"]["kind"] == "affine"
 
 
 def test_the_language_is_evaluated(place, tmp_path):
@@ -142,28 +133,24 @@ def test_generate_streams_text_or_prints_json(trained, tmp_path):
     one = run(*arguments, "--preset", "shared-individual", "--seed", 9, "--save-individual", someone, "--json").stdout
     other = run(*arguments, "--preset", "standard", "--individual", someone, "--json").stdout
     assert json.loads(one)["text"] == json.loads(other)["text"]
-    assert run(*arguments, "--preset", "softmax", "--seed", 1, "--top-k", 5).stdout
+    assert run(*arguments, "--preset", "softmax", "--seed", 1, "--top-k", 5, "--top-p", 0.9).stdout
+    assert run(*arguments, "--preset", "persona", "--temperature", 0.3, "--top-p", 0.9, "--top-k", 40).stdout
     assert run(*arguments, "--chat").stdout
     only = ("generate", "--model", trained, "--prompt", " ", "--max-new-tokens", 2, "--seed", 1, "--json")
     assert json.loads(run(*only).stdout)["text"].startswith(" ")
 
 
 def test_somebody_is_abducted_and_followed_into_another_world(trained, tmp_path):
-    said, more, who = tmp_path / "said.txt", tmp_path / "more.txt", tmp_path / "who.safetensors"
+    said, more, who = tmp_path / "said.txt", tmp_path / "more.txt", tmp_path / "made on the way" / "who.safetensors"
     said.write_text("The long one is 31. The short one is 5, and that is all. " * 30)
     more.write_text("The long one is 12 again, and then it is not.")
-    described = json.loads(
-        run("abduct", "--model", trained, "--text", said, "--output", who, "--name", "A", "--json").stdout
-    )
-    assert (
-        described["name"] == "A"
-        and described["evidence"][0]["tokens"] > 300
-        and described["evidence"][0]["values"] > 50
-    )
+    arguments = ("abduct", "--model", trained, "--text", said, "--output", who, "--name", "A", "--spread", 0.05)
+    described = json.loads(run(*arguments, "--json").stdout)
+    (evidence,) = described["evidence"]
+    assert described["name"] == "A" and evidence["tokens"] > 300 and evidence["values"] > 50
     everybody = tmp_path / "people.safetensors"
     both = ("abduct", "--model", trained, "--text", said, "--text", more, "--output", everybody, "--population")
     assert "one like 2 people" in run(*both).stdout
-    assert "exists already" in run(*both, code=1).stderr
     everybody.unlink()
     assert "goes without --prior" in run(*both, "--prior", who, code=1).stderr
     first, who = who, tmp_path / "better.safetensors"
@@ -172,9 +159,8 @@ def test_somebody_is_abducted_and_followed_into_another_world(trained, tmp_path)
     arguments = ("counterfactual", "--model", trained, "--prompt", "The long one", "--text", " is 31, and")
     edits = ("--edit", "The long one", "--edit", "The short one", "--individual", who)
     first, _, second = run(*arguments, *edits).stdout.partition("\n")
-    assert re.fullmatch(r"The long one \| is 31 \(90%: \S+ to \S+\), and", first) and second.startswith(
-        "The[- long-]{+ short+} one |"
-    )
+    assert re.fullmatch(r"The long one \| is 31 \(90%: \S+ to \S+\), and", first)
+    assert second.startswith("The[- long-]{+ short+} one |")
     worlds = json.loads(run(*arguments, *edits, "--noise", "redraw", "--samples", 2, "--json").stdout)["worlds"]
     assert len(worlds) == 4
     for world in worlds:
@@ -199,10 +185,9 @@ def test_evaluate_writes_metrics_and_a_report(place, trained, tmp_path):
 
 
 def test_doctor_tells_what_is_there(monkeypatch, tmp_path):
-    report = json.loads(run("doctor", "--json").stdout)
-    assert report["ok"] and {"python", "torch", "transformers", "default backbone"} <= {
-        check["what"] for check in report["checks"]
-    }
+    report = json.loads(run("doctor", "--fetch", "--json").stdout)
+    looked_at = {check["what"] for check in report["checks"]}
+    assert report["ok"] and {"python", "torch", "transformers", "default backbone"} <= looked_at
     installed = importlib.metadata.version
 
     def without(name):
@@ -211,9 +196,6 @@ def test_doctor_tells_what_is_there(monkeypatch, tmp_path):
         return installed(name)
 
     monkeypatch.setattr(importlib.metadata, "version", without)
-    report = json.loads(run("doctor", "--json").stdout)
-    ngboost = next(check for check in report["checks"] if check["what"] == "ngboost")
-    assert report["ok"] and not ngboost["ok"] and not ngboost["needed"]
     lines = run("doctor").stdout.splitlines()
     for line in lines:
         assert line.startswith("absent ") == ("not installed" in line)
@@ -229,12 +211,9 @@ BAD = [
     ("predict", {"--input": "empty.jsonl"}, r"empty.jsonl holds no rows"),
     ("predict", {"--input": "nowhere.jsonl"}, r"nowhere.jsonl: there is no such file or folder"),
     ("predict", {"--input": "notjson.jsonl"}, r"notjson.jsonl, row 2: not JSON"),
-    ("predict", {"--input": "notext.jsonl"}, r"notext.jsonl, row 1: expected exactly one of the fields"),
-    ("predict", {"--input": "blank.jsonl"}, r"blank.jsonl, row 1, field text: the text is empty"),
     ("predict", {"--input": "huge.jsonl"}, r"huge.jsonl, row 1, field text: the number 9{21}.* too large for float64"),
     ("predict", {"--input": "long.jsonl"}, r"long.jsonl, row 1: \d+ tokens, but the context of this model holds 256"),
     ("train", {"--train": "nan.jsonl"}, r"nan.jsonl, row 1: NaN is not a finite number"),
-    ("train", {"--train": "inf.jsonl"}, r"inf.jsonl, row 1, field value: the number is too large for float64"),
     ("train", {"--train": "words.jsonl"}, r"hold no number to learn from"),
     ("train", {"--train": "prompt.jsonl"}, r"prompt.jsonl, row 1, field value: a prompt needs the value"),
     ("train", {"--config": "bad.yaml"}, r"bad.yaml: unknown setting vlaues; did you mean values"),
@@ -245,11 +224,7 @@ BAD = [
     ("generate", {"--prompt": "is " + "9" * 400}, r"9{21}.* too large for float64"),
     ("generate", {"--top-k": "5"}, r"top_k belong to transformers' samplers"),
     ("generate", {"--individual": "notjson.jsonl"}, r"not a safetensors file"),
-    (
-        "generate",
-        {"--model": "nowhere"},
-        r"nowhere: there is no such file or folder; make a model with `causalqwen graft`",
-    ),
+    ("generate", {"--model": "nowhere"}, r"no such file or folder; make a model with `causalqwen graft`"),
     ("generate", {"--model": "nothing"}, r"nothing holds no model"),
     ("generate", {"--model": "backbone"}, r"holds a llama model, not a grafted one"),
     ("generate", {"--model": "damaged"}, r"the weights in .*damaged are missing or damaged"),
@@ -268,9 +243,9 @@ def traps(place, tiny_tokenizer):
     from transformers import BertConfig, BertForMaskedLM
 
     for name, text in {
-        "empty": "", "notjson": '{"text": "fine"}\nnot json\n', "notext": '{"a": 1}\n', "blank": '{"text": " "}\n',
+        "empty": "", "notjson": '{"text": "fine"}\nnot json\n',
         "huge": '{"text": "is ' + "9" * 400 + '"}\n', "long": json.dumps({"text": "word " * 400}) + "\n",
-        "nan": '{"prompt": "a", "value": NaN}\n', "inf": '{"prompt": "a", "value": 1e400}\n',
+        "nan": '{"prompt": "a", "value": NaN}\n',
         "words": '{"text": "no number"}\n', "prompt": '{"prompt": "a"}\n',
     }.items():  # fmt: skip
         (place / f"{name}.jsonl").write_text(text)
@@ -311,30 +286,3 @@ def test_a_mistake_is_one_line_and_leaves_nothing(traps, tmp_path, name, wrong, 
     complaint = [line for line in told.stderr.splitlines() if line.startswith("causalqwen: ")]
     assert len(complaint) == 1 and re.search(message, complaint[0]), told.stderr
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_outright_can_be_resumed(place, tmp_path):
-    """kill -9 in the middle of stage 1, at a moment of the machine's choosing."""
-    (tmp_path / "slow.yaml").write_text("values: {epochs: 60, batch_size: 1}\nlogging_steps: 10\nevaluations: 30\n")
-    base = [sys.executable, "-m", "causalqwen_cli", "train", "--model", place / "model", "--train", place / "train.jsonl",
-            "--eval", place / "eval.jsonl", "--config", tmp_path / "slow.yaml"]  # fmt: skip
-    for name in ("through", "killed"):
-        command = [str(part) for part in [*base, "--output", tmp_path / name]]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        if name == "killed":
-            while not list((tmp_path / name / "work" / "values").glob("checkpoint-*/trainer_state.json")):
-                assert process.poll() is None
-                time.sleep(0.05)
-            process.kill()
-            process.wait()
-            assert not (tmp_path / name / "config.json").exists()
-            process = subprocess.Popen([*command, "--resume"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        assert process.wait() == 0
-    curves = []
-    for name in ("through", "killed"):
-        records = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        curves.append([(r["step"], r["train/loss"]) for r in records if "train/loss" in r])
-    assert curves[0] == curves[1]
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("through", "killed")]
-    assert weights[0] == weights[1]

@@ -28,19 +28,17 @@ from conftest import graft_tiny
 from test_serving import serving
 
 ROOT = Path(__file__).parent.parent
-THEORY = (ROOT / "docs" / "theory.md").read_text(encoding="utf-8")
-THEORY_ZH = (ROOT / "docs" / "theory.zh.md").read_text(encoding="utf-8")
+FOLDERS = ("src", "benchmarks", "tests", "experiments", "examples")
+SOURCES = {p: p.read_text(encoding="utf-8") for folder in FOLDERS for p in sorted((ROOT / folder).rglob("*.py"))}
+DOCS = {p: p.read_text(encoding="utf-8") for p in [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]}
 RESEARCH = ROOT / "docs" / "research"
-CLAIMS = (RESEARCH / "claims.md").read_text(encoding="utf-8")
-CLAIMS_ZH = (RESEARCH / "claims.zh.md").read_text(encoding="utf-8")
-INDEX = (RESEARCH / "index.md").read_text(encoding="utf-8")
-INDEX_ZH = (RESEARCH / "index.zh.md").read_text(encoding="utf-8")
-LOG = {p.name: p.read_text(encoding="utf-8") for p in sorted((RESEARCH / "experiments").glob("*.md"))}
+THEORY, THEORY_ZH = (DOCS[ROOT / "docs" / name] for name in ("theory.md", "theory.zh.md"))
+CLAIMS, CLAIMS_ZH, INDEX, INDEX_ZH = (
+    DOCS[RESEARCH / name] for name in ("claims.md", "claims.zh.md", "index.md", "index.zh.md")
+)
+LOG = {path.name: text for path, text in DOCS.items() if path.parent.name == "experiments"}
 PAGES = {name: page for name, page in LOG.items() if not name.endswith(".zh.md")}
 PAGES_ZH = {name: page for name, page in LOG.items() if name.endswith(".zh.md")}
-FOLDERS = ("src", "benchmarks", "tests", "experiments", "examples")
-SOURCES = [p for folder in FOLDERS for p in sorted((ROOT / folder).rglob("*.py"))]
-DOCS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 CITATION = re.compile(r"\b(theory|overview|foundations|inference|architecture|experiments) (\d+(?:\.\d+)*)")
 
 VERDICTS = {"true": "成立", "false": "不成立", "true only if": "仅当"}
@@ -63,9 +61,7 @@ def claims_section(text: str, number: int, columns: int) -> list[list[str]]:
 @functools.cache
 def functions_of(path: str) -> frozenset[str]:
     """Names of the test functions of a file; none where there is no such file."""
-    if not (ROOT / path).is_file():
-        return frozenset()
-    body = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
+    body = ast.parse(SOURCES.get(ROOT / path, "")).body
     return frozenset(n.name for n in body if isinstance(n, ast.FunctionDef) and n.name.startswith("test_"))
 
 
@@ -98,7 +94,7 @@ def test_every_citation_resolves(theory, claims):
     entries = {number for page in PAGES.values() for number in re.findall(r"^## (\d+\.\d+) ", page, re.M)}
     entries |= {number.split(".")[0] for number in entries}
     rows = set(re.findall(r"^\| (\w+ \d+(?:\.\d+)*) \|", claims, re.M))
-    cited = {match for path in [*SOURCES, *DOCS] for match in CITATION.findall(path.read_text(encoding="utf-8"))}
+    cited = {match for text in (SOURCES | DOCS).values() for match in CITATION.findall(text)}
     assert len(cited) > 25
     for name, place in sorted(cited):
         known = {"theory": headings, "experiments": entries}.get(name)
@@ -181,7 +177,7 @@ def test_a_picture_of_the_log_is_of_the_table_beside_it(tmp_path, name):
 
 
 def test_tests_and_code_that_the_theory_names_exist():
-    code = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES)
+    code = "\n".join(SOURCES.values())
     named = set(re.findall(r"`(test_\w+)`", THEORY + THEORY_ZH + "".join(LOG.values())))
     assert len(named) >= 5
     for name in named:
@@ -240,16 +236,12 @@ def test_every_equation_leads_to_a_function_and_a_test(claims):
 
 
 def test_both_languages_say_the_same_things():
-    for english in DOCS:
-        chinese = english.with_name(english.stem + ".zh.md")
-        if not chinese.exists():
-            continue
-        texts = [path.read_text(encoding="utf-8") for path in (english, chinese)]
-        # As many sections, table rows, code blocks and figures with a decimal point.
-        for pattern in (r"^#+ ", r"^\|", r"^```", r"\b\d+\.\d+\b"):
-            counts = [len(re.findall(pattern, text, re.M)) for text in texts]
-            assert counts[0] == counts[1], (english.name, pattern, counts)
-    assert (ROOT / "README.zh.md").exists()
+    """As many sections, table rows, code blocks and figures with a decimal point; that there are two, `make site` checks."""
+    for path, english in DOCS.items():
+        if (chinese := DOCS.get(path.with_suffix(".zh.md"))) is not None:
+            for pattern in (r"^#+ ", r"^\|", r"^```", r"\b\d+\.\d+\b"):
+                counts = [len(re.findall(pattern, text, re.M)) for text in (english, chinese)]
+                assert counts[0] == counts[1], (path.name, pattern, counts)
 
 
 def test_commands_in_the_documents_are_real():
@@ -259,9 +251,8 @@ def test_commands_in_the_documents_are_real():
     pattern = re.compile(rf"\b(?:causalqwen|python -m) ({'|'.join(map(re.escape, names))})\b([^\n`]*)")
     help_texts: dict[str, str] = {}
     found = set()
-    for path in DOCS:
-        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
-        for name, rest in pattern.findall(text):
+    for path, text in DOCS.items():
+        for name, rest in pattern.findall(text.replace("\\\n", " ")):
             if name not in help_texts:
                 told = (importlib.import_module(f"{name}.__main__").app, []) if "." in name else (app, [name])
                 help_texts[name] = CliRunner(env={"COLUMNS": "200"}).invoke(told[0], [*told[1], "--help"]).output
@@ -273,53 +264,51 @@ def test_commands_in_the_documents_are_real():
 
 def test_make_targets_in_the_documents_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for path in DOCS:
-        for target in re.findall(r"`make ([a-z-]+)", path.read_text(encoding="utf-8")):
+    for path, text in DOCS.items():
+        for target in re.findall(r"`make ([a-z-]+)", text):
             assert re.search(rf"^{target}:", makefile, re.M), f"{path.name}: make {target}"
 
 
 def test_links_between_documents_lead_somewhere():
-    for path in DOCS:
-        for target in re.findall(r"\]\((?!http)([^)#]+)", path.read_text(encoding="utf-8")):
+    for path, text in DOCS.items():
+        for target in re.findall(r"\]\((?!http)([^)#]+)", text):
             assert (path.parent / target).exists(), f"{path.name}: {target}"
 
 
 def test_the_readmes_tree_lists_every_room():
+    rooms = [p.name for p in (ROOT / "src" / "causalqwen").iterdir() if p.is_dir() and not p.name.startswith("_")]
     for name in ("README.md", "README.zh.md"):
-        text = (ROOT / name).read_text(encoding="utf-8")
-        rooms = [p.name for p in (ROOT / "src" / "causalqwen").iterdir() if p.is_dir() and not p.name.startswith("_")]
         for room in [*rooms, "causalqwen_cli", "benchmarks", "experiments", "docs", "tests", "Makefile"]:
-            assert re.search(rf"^\W*(?:src/)?{room}\b", text, re.M), f"{name}: {room}"
+            assert re.search(rf"^\W*(?:src/)?{room}\b", DOCS[ROOT / name], re.M), f"{name}: {room}"
 
 
 def test_nothing_names_one_machine():
     home = re.compile(r"(?<![\w.$~])/(?:home|root|work|Users)/\w")
-    for path in [*SOURCES, *DOCS, ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / "constraints.txt"]:
-        if path.name != "test_docs.py":
-            assert not home.search(path.read_text(encoding="utf-8")), path
+    others = {ROOT / name: (ROOT / name).read_text() for name in ("Makefile", "pyproject.toml", "constraints.txt")}
+    for path, text in (SOURCES | DOCS | others).items():
+        assert path.name == "test_docs.py" or not home.search(text), path
 
 
 def test_every_public_name_has_a_row_and_every_row_a_name():
-    rooms = [
-        importlib.import_module(f"causalqwen{room}") for room in ("", ".numbers", ".data", ".training", ".evaluation")
-    ]
+    names = "causalqwen", *(f"causalqwen.{room}" for room in ("numbers", "data", "training", "evaluation"))
+    rooms = [importlib.import_module(name) for name in names]
     known = {name for room in rooms for name in room.__all__}
-    listed = re.findall(r"^\| `([\w.]+)` \|", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.M)
+    listed, chinese = (
+        re.findall(r"^\| `([\w.]+)` \|", DOCS[ROOT / "docs" / name], re.M) for name in ("api.md", "api.zh.md")
+    )
     assert known <= set(listed), known - set(listed)
-    assert listed == re.findall(r"^\| `([\w.]+)` \|", (ROOT / "docs" / "api.zh.md").read_text(encoding="utf-8"), re.M)
-    others = [
-        importlib.import_module(f"causalqwen.{room}")
-        for room in ("distributions", "decoding", "modeling.chain", "sklearn")
-    ]
+    assert listed == chinese
+    names = (f"causalqwen.{room}" for room in ("distributions", "decoding", "modeling.chain", "sklearn"))
+    rooms += [importlib.import_module(name) for name in names]
     for name in listed:
         first, *rest = name.split(".")
-        found = next(getattr(room, first) for room in (*rooms, *others) if hasattr(room, first))
+        found = next(getattr(room, first) for room in rooms if hasattr(room, first))
         assert not rest or hasattr(found, rest[0]), name
 
 
 def python_blocks(path: Path) -> list[str]:
     """The Python of a document, as people copy it."""
-    return re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.M | re.S)
+    return re.findall(r"^```python\n(.*?)^```", DOCS[path], re.M | re.S)
 
 
 @pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
@@ -341,14 +330,12 @@ def test_the_python_of_the_readme_runs(tiny_tokenizer, tmp_path, monkeypatch, na
 def test_lines_that_are_changed_by_hand_stand_where_they_are_said_to(name):
     """Each line as it is, but for its spaces, and a test of that name; the same code in both languages."""
     english, rows = (
-        table_rows((RESEARCH / page).read_text(encoding="utf-8").replace("| 删去 |", "| `left out` |"), 6)
-        for page in ("mutations.md", name)
+        table_rows(DOCS[RESEARCH / page].replace("| 删去 |", "| `left out` |"), 6) for page in ("mutations.md", name)
     )
     assert len(rows) > 100 and [row[1:5] for row in rows] == [row[1:5] for row in english]
     for _, test, file, line, *_ in rows:
         path = ROOT / ("" if file.startswith("`examples/") else "src/causalqwen") / file.strip("`")
-        code = "".join(path.read_text(encoding="utf-8").split())
-        stands = "".join(line.strip("`").replace("\\|", "|").split()) in code
+        stands = "".join(line.strip("`").replace("\\|", "|").split()) in "".join(SOURCES[path].split())
         assert stands, (file, line)
         test_file, function = test.strip("`").split("::")
         assert function in functions_of(f"tests/{test_file}"), test
@@ -356,7 +343,7 @@ def test_lines_that_are_changed_by_hand_stand_where_they_are_said_to(name):
 
 @pytest.mark.parametrize("name", ["training.md", "training.zh.md"])
 def test_the_settings_that_are_told_are_the_defaults(name):
-    (block,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / name).read_text(encoding="utf-8"), re.M | re.S)
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", DOCS[ROOT / "docs" / name], re.M | re.S)
     told: dict[str, dict] = {}
     whole = {}
     for of_stage, field, value in re.findall(r"^(#  )?(\w+): ([^#\n]*)", block, re.M):
@@ -414,7 +401,7 @@ def test_the_python_of_fitting_in_runs(tiny_tokenizer, tmp_path, monkeypatch, na
         if all(importlib.util.find_spec(library) for library in needed):
             exec(compile(block, name, "exec"), session)
     assert (tmp_path / "open/with_causalqwen.py").is_file() and session["said"]["numeric_values"]
-    (line,) = re.findall(r'^python -c "(.*)"$', (ROOT / "docs" / name).read_text(encoding="utf-8"), re.M)
+    (line,) = re.findall(r'^python -c "(.*)"$', DOCS[ROOT / "docs" / name], re.M)
     done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True)
     assert "generated_text" in done.stdout, done.stderr
 
@@ -422,13 +409,11 @@ def test_the_python_of_fitting_in_runs(tiny_tokenizer, tmp_path, monkeypatch, na
 def test_what_goes_with_some_settings_only_is_the_table_that_errors_are_made_from():
     def told(needs: dict[str, object]) -> str:
         values = (" or ".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in needs.values())
-        return ", ".join(f"`{name}: {value}`" for name, value in zip(needs, values, strict=True)).replace(
-            "True", "true"
-        )
+        told = ", ".join(f"`{name}: {value}`" for name, value in zip(needs, values, strict=True))
+        return told.replace("True", "true").replace("False", "false")
 
-    wanted = [[what.rstrip(","), told(needs).replace("False", "false")] for what, needs in NEEDS.items()]
+    wanted = [[what.rstrip(","), told(needs)] for what, needs in NEEDS.items()]
     for name, heading in (("training.md", "## What goes with"), ("training.zh.md", "## 只配某些设置的")):
-        text = (ROOT / "docs" / name).read_text(encoding="utf-8")
-        rows = table_rows(text[text.index(heading) :].split("\n## ")[0], 2)
+        rows = table_rows(DOCS[ROOT / "docs" / name].partition(heading)[2].split("\n## ")[0], 2)
         assert [row[1] for row in rows] == [row[1] for row in wanted]
         assert rows == wanted or name.endswith(".zh.md")

@@ -1,5 +1,6 @@
 """Rivals, predictions, pictures and the report."""
 
+import itertools
 import json
 import math
 import re
@@ -19,7 +20,6 @@ from causalqwen.evaluation.page import example_rows, write_page
 from causalqwen.evaluation.plots import value_figures
 from causalqwen.evaluation.quick import OPENINGS, other_world, people
 from causalqwen.evaluation.rivals import RIVALS, score_rivals
-from causalqwen.modeling.scores import Vocabulary
 from causalqwen.numbers import ValueLaw
 from causalqwen.training import FactStore, TrainSettings, ValueStage, train
 from conftest import graft_tiny
@@ -55,15 +55,21 @@ def trained(tiny_tokenizer, tmp_path_factory):
     model = graft_tiny("llama", tiny_tokenizer)
     texts = [f"The {'long' if i % 2 else 'short'} one is {50 + 40 * (i % 2) + i % 5} in all." for i in range(60)]
     examples = encode_rows([parse_row(json.dumps({"text": t}), "x") for t in texts], model.processor)
-    folder = tmp_path_factory.mktemp("trained")
     settings = TrainSettings(values=ValueStage(epochs=10, batch_size=8), logging_steps=5, evaluations=2)
-    train(model, examples[:40], examples[40:], folder, settings)
-    return model, examples, folder
+    train(model, examples[:40], examples[40:], tmp_path_factory.mktemp("trained"), settings)
+    return model, examples
 
 
-def test_evaluate_scores_the_model_beside_its_rivals(trained, tmp_path):
-    model, examples, _ = trained
-    result = evaluate(model, examples[40:], tmp_path, train_examples=examples[:40], validation_examples=examples[40:])
+@pytest.fixture(scope="module")
+def result(trained, tmp_path_factory):
+    """What `evaluate` gives, with rivals."""
+    model, examples = trained
+    known = {"train_examples": examples[:40], "validation_examples": examples[40:]}
+    return evaluate(model, examples[40:], tmp_path_factory.mktemp("evaluated"), **known)
+
+
+def test_evaluate_scores_the_model_beside_its_rivals(trained, result, tmp_path):
+    model, examples = trained
     metrics = result["metrics"]
     keys = {
         "crps", "log_score", "mae", "median_error", "coverage", "num_f1", "accuracy", "ovr_sum_median",
@@ -75,19 +81,16 @@ def test_evaluate_scores_the_model_beside_its_rivals(trained, tmp_path):
     assert len(values[2]) == 20 and metrics["crps"] == pytest.approx(result["law"].crps(*values).mean().item())
     error = (result["law"].quantile(*values[:2], 0.5) - values[2]).abs()
     assert metrics["mae"] == pytest.approx(error.mean().item())
-    assert metrics["rivals"]["constant"]["mae"] > 0 and metrics["num_f1"] <= 1
     write_metrics(tmp_path / "metrics.json", metrics)
     assert json.loads((tmp_path / "metrics.json").read_text())["crps"] == metrics["crps"]
     assert "rivals" not in evaluate(model, examples[40:], tmp_path)["metrics"]
 
 
-def test_the_report_is_one_self_contained_page(trained, tmp_path):
-    model, examples, _ = trained
-    result = evaluate(model, examples[40:], tmp_path, train_examples=examples[:40], validation_examples=examples[40:])
+def test_the_report_is_one_self_contained_page(trained, result, tmp_path):
+    model, _ = trained
     persons, world = people(model, max_new_tokens=6), other_world(model)
-    assert len({tuple(person["texts"]) for person in persons}) == 3 and {
-        len(person["texts"]) for person in persons
-    } == {2}
+    assert len({tuple(person["texts"]) for person in persons}) == 3
+    assert {len(person["texts"]) for person in persons} == {2}
     assert people(model, max_new_tokens=6) == persons
     assert world["unchanged"] == world["said"] and world["edited"]
     path = tmp_path / "report.html"
@@ -100,15 +103,9 @@ def test_the_report_is_one_self_contained_page(trained, tmp_path):
     )  # fmt: skip
     page = path.read_text()
     assert page.split("<noscript>")[0].count("<svg") == 2
-    for told in (
-        "A &lt;name&gt;",
-        "Go &lt;on&gt;.",
-        "ridge on character n-grams",
-        "Made by `causalqwen demo` in 1.5 minutes",
-    ):
+    for told in ("A &lt;name&gt;", "Go &lt;on&gt;.", "ridge on character n-grams", "`causalqwen demo` in 1.5 minutes"):
         assert told in page
-    for outside in ("src=", 'href="http', "url("):
-        assert outside not in page.replace("url(#", "")
+    assert not re.search(r'src=|href="http|url\((?!#)', page)
     told = re.search(r'data-draw="Values">(.*?)</script>', page)[1]
     medians = result["values"]["interval"][:, 0].tolist()
     for row in json.loads(told)["rows"]:
@@ -118,7 +115,7 @@ def test_the_report_is_one_self_contained_page(trained, tmp_path):
 
 
 def test_predictions_are_written_row_by_row(trained, tmp_path):
-    model, _, _ = trained
+    model, _ = trained
     rows = [
         parse_row('{"prompt": "The long one is", "value": 91, "id": "a"}', "r1"),
         parse_row('{"prompt": "The short one is "}', "r2"),
@@ -152,23 +149,8 @@ def test_no_line_holds_what_json_does_not_have(trained, tmp_path):
     assert json.loads((tmp_path / "out.jsonl").read_text(), parse_constant=pytest.fail)["crps"] is None
 
 
-def test_what_follows_from_the_vocabulary_is_made_once_for_a_file(trained, tmp_path, monkeypatch):
-    """It takes as long as reading a text; made anew for each of them it was a third of a prediction's time."""
-    made = []
-
-    def of_rows(vocabulary):
-        made.append(vocabulary)
-        return known(vocabulary)
-
-    known = Vocabulary.norms.func
-    monkeypatch.setattr(Vocabulary, "norms", property(of_rows))
-    rows = [{"text": f"It is {n} or {n + 1}."} for n in range(9)] + [{"prompt": f"In {n} it was"} for n in range(9)]
-    predict_file(trained[0], write_rows(tmp_path / "rows.jsonl", rows), tmp_path / "out.jsonl", batch_size=4)
-    assert len({id(one) for one in made}) == 1
-
-
 def test_a_bad_row_stops_a_file_and_those_before_it_stay(trained, tmp_path):
-    model, _, _ = trained
+    model, _ = trained
     source = write_rows(tmp_path / "in.jsonl", [{"prompt": "fine"}, {"text": "is " + "9" * 400}])
     with pytest.raises(RowError, match=r"^in.jsonl, row 2, field text: .*float64$"):
         predict_file(model, source, tmp_path / "out.jsonl")
@@ -181,23 +163,19 @@ def test_a_bad_row_stops_a_file_and_those_before_it_stay(trained, tmp_path):
 
 
 def test_a_stopped_prediction_is_taken_up_with_each_row_once(trained, tmp_path, monkeypatch):
-    from causalqwen.evaluation import predict as module
-
-    model, _, _ = trained
+    model, _ = trained
     rows = [{"prompt": f"The long one, number {index}, is", "id": index} for index in range(23)]
     source = write_rows(tmp_path / "in.jsonl", rows)
     whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     assert predict_file(model, source, whole, batch_size=4) == 23
-    described, calls = module._predict_batch, 0
+    predict, calls = type(model).predict_number, itertools.count(1)
 
-    def stops(*args):
-        nonlocal calls
-        calls += 1
-        if calls in (3, 5):
+    def stops(*args, **settings):
+        if next(calls) in (3, 5):
             raise RuntimeError("stopped")
-        return described(*args)
+        return predict(*args, **settings)
 
-    monkeypatch.setattr(module, "_predict_batch", stops)
+    monkeypatch.setattr(type(model), "predict_number", stops)
     part = tmp_path / "out.jsonl.part.jsonl"
     for attempt in range(2):
         with pytest.raises(RuntimeError, match="stopped"):
@@ -218,11 +196,9 @@ def test_a_stopped_prediction_is_taken_up_with_each_row_once(trained, tmp_path, 
 
 
 def test_tables_go_in_and_out(trained, tmp_path, monkeypatch):
-    model, _, _ = trained
-    rows = [
-        {"prompt": "The long one is", "text": None, "value": 91.0},
-        {"prompt": None, "text": "It is 5.", "value": None},
-    ]
+    model, _ = trained
+    one = {"prompt": "The long one is", "text": None, "value": 91.0}
+    rows = [one, {"prompt": None, "text": "It is 5.", "value": None}]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
     (tmp_path / "in.csv").write_text("\ufeffprompt,text,value\nThe long one is,,91\n,It is 5.,\n", encoding="utf-8")
     expected = list(predict_rows(model, (parse_row(json.dumps(row), "x") for row in rows)))
@@ -242,16 +218,15 @@ def test_tables_go_in_and_out(trained, tmp_path, monkeypatch):
 
 def test_fields_called_as_a_prediction_are_kept_and_held_against_rows(trained, tmp_path):
     """A prompt's of these names, a text's `numbers`; and nothing that a row holds may change where a run is taken up."""
-    model, _, _ = trained
+    model, _ = trained
     fields = {"prompt": "The long one is", "input_median": "x", "numbers": 3, "crps": 9}
     rows, out = [fields | {"median": row} for row in range(4)], tmp_path / "out.jsonl"
     source = write_rows(tmp_path / "rows.jsonl", [*rows, {"text": "It is 5.", "numbers": "mine"}])
     predict_file(model, source, out, batch_size=2)
     *made, text = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["input_input_median"] for row in made] == [0, 1, 2, 3] and made[0]["input_median"] == "x"
-    assert (
-        made[0]["median"] > 5 and (made[0]["input_numbers"], made[0]["input_crps"]) == (3, 9) and "crps" not in made[0]
-    )
+    assert made[0]["median"] > 5 and made[0]["input_numbers"] == 3 and made[0]["input_crps"] == 9
+    assert "crps" not in made[0]
     assert text["input_numbers"] == "mine" and text["numbers"][0]["value"] == 5
     write_rows(source, [*rows[:3], {"prompt": ""}])
     with pytest.raises(RowError, match="row 4, field prompt: the text is empty; the 2 rows before it are kept"):
@@ -277,7 +252,7 @@ def test_rows_with_a_field_that_is_no_number_are_taken_up(trained, tmp_path):
 @pytest.mark.parametrize("rows_at_once", [1, 2, 4096])
 def test_what_no_column_of_parquet_holds_is_text(trained, tmp_path, monkeypatch, rows_at_once):
     """However many rows are written at once."""
-    model, _, _ = trained
+    model, _ = trained
     rows = [
         {"question": "How?", "answer": 3, "id": 2**70, "tag": {}, "on": True, "n": 1, "meta": {}, "big": 2**60 + 1},
         {"question": "Which?", "answer": "red", "id": 1, "tag": {}, "on": 1, "n": 2.5, "meta": {"k": 1}, "big": 0.5},
@@ -295,7 +270,7 @@ def test_what_no_column_of_parquet_holds_is_text(trained, tmp_path, monkeypatch,
 
 
 def test_facts_of_a_store_and_prompts_of_a_table_belong_together(trained, tmp_path):
-    model, examples, _ = trained
+    model, examples = trained
     store = FactStore.build(model, examples[:5], tmp_path)
     made, at = number_table(model, examples[:5]), np.isfinite(store.facts.values)
     assert made.prompts[1] == "The long one is" and made.values.tolist() == [50, 91, 52, 93, 54]

@@ -8,13 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import create_autospec
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 import yaml
-from huggingface_hub import EvalResultEntry, ModelCard, eval_result_entries_to_yaml, parse_eval_result_entries
+from huggingface_hub import EvalResultEntry, HfApi, ModelCard, eval_result_entries_to_yaml, parse_eval_result_entries
 from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, pipeline
 
 from causalqwen import CausalQwenForCausalLM
@@ -65,11 +66,8 @@ def test_a_pipeline_writes_what_generate_and_the_processor_write(tiny_tokenizer,
     # A number that the last token breaks off is whole for the processor, which has its value.
     pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(said["generated_text"], expected, strict=False))
     whole = len(list(pairs))
-    assert (
-        said["generated_text"].startswith(prompt)
-        and len(said["generated_text"]) - whole < 12
-        and whole > len(prompt) + 10
-    )
+    assert said["generated_text"].startswith(prompt)
+    assert len(said["generated_text"]) - whole < 12 and whole > len(prompt) + 10
 
     messages = [{"role": "user", "content": "How many came here?"}]
     (answer,) = pipe(messages, max_new_tokens=16, do_sample=False)
@@ -78,10 +76,8 @@ def test_a_pipeline_writes_what_generate_and_the_processor_write(tiny_tokenizer,
     assert answer["generated_text"] == [*messages, {"role": "assistant", "content": of_text}]
 
     (held,) = pipe(prompt, max_new_tokens=8, do_sample=False, temperature=None, causal_decoding="persona")
-    assert (
-        held["generated_text"].startswith(prompt)
-        and np.size(held["numeric_values"]) == inputs["input_ids"].shape[1] + 8
-    )
+    assert held["generated_text"].startswith(prompt)
+    assert np.size(held["numeric_values"]) == inputs["input_ids"].shape[1] + 8
 
 
 def test_numbers_without_digits_are_missed_aloud(tiny_tokenizer, monkeypatch):
@@ -133,13 +129,8 @@ pipe = pipeline("text-generation", model=folder, trust_remote_code=True)
 print(type(pipe.model).__name__, pipe("It is", max_new_tokens=2)[0]["generated_text"][:5])
 pipe.model.save_pretrained({str(tmp_path / "again")!r})
 """
-    env = {
-        **os.environ,
-        "HF_HOME": str(tmp_path / "home"),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "HF_HUB_OFFLINE": "1",
-    }
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env)
+    env = {"HF_HOME": str(tmp_path / "home"), "PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, **env})
     assert done.stdout.split() == ["CausalQwenForCausalLM", "It", "is"], done.stderr
     assert not list((tmp_path / "again").glob("*.py"))
     assert all("auto_map" not in file.read_text() for file in (tmp_path / "again").glob("*.json"))
@@ -206,9 +197,8 @@ def test_a_card_that_somebody_changed_stays_and_travels(trained, tmp_path):
     (tmp_path / "six").mkdir()
     (tmp_path / "six/README.md").write_text("# Six\n", encoding="utf-8")
     model.save_pretrained(tmp_path / "six")
-    assert (tmp_path / "six/README.md").read_text(encoding="utf-8") == "# Six\n" and (
-        tmp_path / "six/training.json"
-    ).is_file()
+    assert (tmp_path / "six/README.md").read_text(encoding="utf-8") == "# Six\n"
+    assert (tmp_path / "six/training.json").is_file()
     (tmp_path / "four/README.md").write_bytes(b"\xff mine")  # whatever it is, it is somebody's
     CausalQwenForCausalLM.from_pretrained(tmp_path / "four").save_pretrained(tmp_path / "four")
     assert (tmp_path / "four/README.md").read_bytes() == b"\xff mine"
@@ -238,35 +228,6 @@ def test_stages_that_were_trained_are_told(tiny_tokenizer, tmp_path):
     assert "| stage lora | batch_size 4, rank 2 |" in (tmp_path / "out/README.md").read_text()
 
 
-class Hub:
-    """Where `HfApi` would be: it keeps what is uploaded."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, dict]] = []
-        self.files: dict[str, str] = {}
-
-    def __call__(self, **settings):
-        self.calls.append(("HfApi", settings))
-        return self
-
-    def create_repo(self, repo_id, **settings):
-        self.calls.append(("create_repo", {"repo_id": repo_id, **settings}))
-        return SimpleNamespace(repo_id=f"me/{repo_id}")
-
-    def create_branch(self, repo_id, **settings):
-        self.calls.append(("create_branch", {"repo_id": repo_id, **settings}))
-
-    def upload_folder(self, *, folder_path, ignore_patterns, **settings):
-        self.calls.append(("upload_folder", settings))
-        found = [path for path in Path(folder_path).rglob("*") if path.is_file()]
-        self.files = {
-            str(path.relative_to(folder_path)): path.read_bytes().decode("utf-8", "replace") for path in found
-        }
-        for name in ignore_patterns or ():
-            del self.files[name]
-        return "commit"
-
-
 def test_push_to_hub_uploads_model_processor_and_card_in_one_commit(trained, tmp_path, monkeypatch):
     model, _ = trained
     model.save_pretrained(tmp_path / "mine")
@@ -274,7 +235,17 @@ def test_push_to_hub_uploads_model_processor_and_card_in_one_commit(trained, tmp
     (tmp_path / "mine/.eval_results").mkdir()
     (tmp_path / "mine/.eval_results/hle.yaml").write_text(yaml.safe_dump(eval_result_entries_to_yaml([entry])))
     model = CausalQwenForCausalLM.from_pretrained(tmp_path / "mine")
-    hub, there = Hub(), {}
+    hub, files, there = create_autospec(HfApi), {}, {}
+    hub.return_value.create_repo.return_value.repo_id = "me/x"
+
+    def upload_folder(*, folder_path, ignore_patterns, **settings):
+        found = {str(path.relative_to(folder_path)): path for path in Path(folder_path).rglob("*") if path.is_file()}
+        left = found.keys() - set(ignore_patterns or ())
+        files.clear()
+        files.update({name: found[name].read_bytes().decode("utf-8", "replace") for name in left})
+        return "commit"
+
+    hub.return_value.upload_folder.side_effect = upload_folder
     monkeypatch.setattr(card, "HfApi", hub)
     file_of = card._file_of
 
@@ -283,26 +254,20 @@ def test_push_to_hub_uploads_model_processor_and_card_in_one_commit(trained, tmp
 
     monkeypatch.setattr(card, "_file_of", looked_up)
     assert model.push_to_hub("x", private=True, revision="next") == "commit"
-    assert [name for name, _ in hub.calls] == ["HfApi", "create_repo", "create_branch", "upload_folder"]
-    assert (
-        hub.calls[1][1] == {"repo_id": "x", "private": True, "exist_ok": True} and hub.calls[3][1]["repo_id"] == "me/x"
-    )
-    assert {
-        "config.json",
-        "model.safetensors",
-        "processor_config.json",
-        "tokenizer.json",
-        "training.json",
-    } <= hub.files.keys()
-    assert hub.files["README.md"] == (tmp_path / "mine/README.md").read_text(encoding="utf-8")
-    assert parse_eval_result_entries(yaml.safe_load(hub.files[".eval_results/hle.yaml"])) == [entry]
-    assert remote_code_file.FILE not in hub.files
-    there["README.md"] = hub.files["README.md"].encode()  # ours, as it was
+    hub.return_value.create_repo.assert_called_once_with("x", private=True, exist_ok=True)
+    hub.return_value.create_branch.assert_called_once_with("me/x", branch="next", exist_ok=True)
+    assert hub.return_value.upload_folder.call_args.kwargs["repo_id"] == "me/x"
+    own = {"config.json", "model.safetensors", "processor_config.json", "tokenizer.json", "training.json"}
+    assert own <= files.keys()
+    assert files["README.md"] == (tmp_path / "mine/README.md").read_text(encoding="utf-8")
+    assert parse_eval_result_entries(yaml.safe_load(files[".eval_results/hle.yaml"])) == [entry]
+    assert remote_code_file.FILE not in files
+    there["README.md"] = files["README.md"].encode()  # ours, as it was
     model.push_to_hub("x", remote_code=True)
-    assert "README.md" in hub.files and hub.files[remote_code_file.FILE] == remote_code_file.TEXT
+    assert "README.md" in files and files[remote_code_file.FILE] == remote_code_file.TEXT
     there["README.md"] = b"# Theirs"
     model.push_to_hub("x")
-    assert "README.md" not in hub.files and "config.json" in hub.files
+    assert "README.md" not in files and "config.json" in files
     with pytest.raises(ValueError, match=r"upload with model\.push_to_hub\(repo_id\)"):
         model.save_pretrained(tmp_path / "out", push_to_hub=True)
 
@@ -376,24 +341,19 @@ def test_a_regressor_takes_columns_of_datasets_and_arrow(tiny_tokenizer, tmp_pat
 
 
 @pytest.mark.filterwarnings("ignore")  # theirs
-def test_metrics_reach_trackio(tiny_tokenizer, tmp_path, monkeypatch):
+@pytest.mark.parametrize("tracker", ["trackio", "mlflow"])
+def test_metrics_reach_a_tracker(tiny_tokenizer, tmp_path, monkeypatch, tracker):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when it is imported
-    pytest.importorskip("trackio")
-    model = graft_tiny("llama", tiny_tokenizer)
-    rows = encode_rows(ROWS, model.processor)
-    train(model, rows[:40], rows[40:], tmp_path / "out", dataclasses.replace(BRIEF, report_to=("trackio",)))
-    (file,) = (tmp_path / "trackio").rglob("*.db")
-    kept = file.read_bytes()
-    assert all(name in kept for name in (b"train/total_loss", b"eval/num_f1", b"dist/U_scale_median"))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_metrics_reach_mlflow(tiny_tokenizer, tmp_path, monkeypatch):
-    mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    pytest.importorskip(tracker)
     model = graft_tiny("llama", tiny_tokenizer)
     rows = encode_rows(ROWS, model.processor)
-    train(model, rows[:40], rows[40:], tmp_path / "out", dataclasses.replace(BRIEF, report_to=("mlflow",)))
-    names = {path.name for path in (tmp_path / "mlruns").rglob("metrics/**/*")}
-    assert {"total_loss", "eval_num_f1", "U_scale_median"} <= names
+    train(model, rows[:40], rows[40:], tmp_path / "out", dataclasses.replace(BRIEF, report_to=(tracker,)))
+    if tracker == "trackio":
+        (file,) = (tmp_path / "trackio").rglob("*.db")
+        kept = file.read_bytes()
+        assert all(name in kept for name in (b"train/total_loss", b"eval/num_f1", b"dist/U_scale_median"))
+    else:
+        names = {path.name for path in (tmp_path / "mlruns").rglob("metrics/**/*")}
+        assert {"total_loss", "eval_num_f1", "U_scale_median"} <= names

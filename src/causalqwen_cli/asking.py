@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Option
 
-from causalqwen_cli.base import AsJson, Device, Individuals, Made, Model, Page, command, say, show
+from causalqwen_cli.base import AsJson, Device, Individuals, Made, Model, Page, command, refuse, say, show
 
 
 @command
@@ -27,13 +27,11 @@ def population(
     from causalqwen.data.people import people_of_rows
     from causalqwen.modeling.loading import load_model
 
-    if (rows is None) == (drawn is None):
-        raise ValueError("people are inferred from --rows, or --drawn: give one of them")
-    given = None if rows is None else list(stream_rows(rows))  # a row that cannot be read stops the run here
-    loaded = load_model(model, device)
-    if given is None:
+    refuse((rows is None) == (drawn is None), "people are inferred from --rows, or --drawn: give one of them")
+    given = [] if rows is None else list(stream_rows(rows))  # a row that cannot be read stops the run here
+    loaded, told = load_model(model, device), "drawn from the law"
+    if rows is None:
         people = Population.drawn(drawn, loaded.config.causal_size, seed)
-        told = "drawn from the law"
     else:
         said, facts, kinds = people_of_rows(given, loaded.processor)
         likelihood = "values" if kinds == {"values"} else "softmax"
@@ -78,9 +76,9 @@ def survey(
     as_json: AsJson = False,
 ) -> None:
     """Ask people questions: numbers, options and texts, each answer the same whoever else is asked."""
+    wrong = "--html is about answers that were drawn: give --draws 1 or more, or leave it out"
+    refuse(html is not None and draws == 0, wrong)
     if html is not None:
-        if draws == 0:
-            raise ValueError("--html is about answers that were drawn: give --draws 1 or more, or leave it out")
         from causalqwen.evaluation.survey_report import read_answers, write_survey_report
     from causalqwen import Population
     from causalqwen.data.people import read_questions

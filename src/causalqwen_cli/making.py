@@ -1,12 +1,13 @@
 """Commands that make models and rows: graft, train, synthesize."""
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
 
-from causalqwen_cli.base import AsJson, Device, Made, Model, command, config_fields, in_words, say, show
+from causalqwen_cli.base import AsJson, Device, Made, Model, command, config_fields, in_words, refuse, say, show
 
 
 @command
@@ -36,8 +37,8 @@ def graft(
     from causalqwen.data.texts import read_text, speech_paragraphs
     from causalqwen.modeling.grafting import prove
 
-    if dtype not in (None, "float32", "bfloat16", "float16", "float64"):
-        raise ValueError(f"unknown dtype {dtype}; use float32, bfloat16 or float16")
+    known = (None, "float32", "bfloat16", "float16", "float64")
+    refuse(dtype not in known, f"unknown dtype {dtype}; use float32, bfloat16 or float16")
     fields = config_fields(settings)
     say(f"grafting {backbone}")
     dtype_given = getattr(torch, dtype) if dtype else None
@@ -47,14 +48,9 @@ def graft(
     save_model(model, output)
     config = model.config
     where = "behind the matrix" if config.num_token_appended else "on a free row"
-    result = {
-        "model": str(output),
-        "num_token_id": config.num_token_id,
-        "free_rows": len(config.free_token_ids) + (not config.num_token_appended),
-        "start": start,
-        **asdict(proof),
-    }
-    show(result, f"{output}: <NUM> is token {config.num_token_id} ({where}); {proof}", as_json)
+    free_rows = len(config.free_token_ids) + (not config.num_token_appended)
+    result = {"model": str(output), "num_token_id": config.num_token_id, "free_rows": free_rows, "start": start}
+    show(result | asdict(proof), f"{output}: <NUM> is token {config.num_token_id} ({where}); {proof}", as_json)
 
 
 @command
@@ -89,17 +85,13 @@ def train(
         for _ in rows:  # a row that cannot be read stops the run here
             pass
     loaded = load_model(model, ranks.device_of_rank(device))
-    limit = loaded.config.context_length
-    examples, *others = (
-        EncodedRows(
-            stream_rows(path, values_required=True),
-            loaded.processor,
-            limit,
-            assistant_only=settings.assistant_only_loss,
-        )
-        for path in files
-    )
-    metrics = run(loaded, examples, others[0] if others else [], output, settings, resume=resume, say=say)
+
+    def examples(path: Path) -> EncodedRows:
+        rows, whole = stream_rows(path, values_required=True), loaded.config.context_length
+        return EncodedRows(rows, loaded.processor, whole, assistant_only=settings.assistant_only_loss)
+
+    held_out = [] if evaluation is None else examples(evaluation)
+    metrics = run(loaded, examples(train), held_out, output, settings, resume=resume, say=say)
     text = f"{output}: trained on {loaded.trained_on['rows']:,} rows"
     if metrics:
         text += f"; on those held out {in_words(metrics)}"
@@ -119,13 +111,10 @@ def synthesize(
     as_json: AsJson = False,
 ) -> None:
     """Make up rows whose truth is known, to test with or to mix into real ones."""
-    import json
-
     from causalqwen.data.synthetic import KINDS
     from causalqwen.files import write_text
 
-    if kind not in KINDS:
-        raise ValueError(f"unknown kind {kind!r}; use {' or '.join(KINDS)}")
+    refuse(kind not in KINDS, f"unknown kind {kind!r}; use {' or '.join(KINDS)}")
     write_text(output, "".join(json.dumps(row) + "\n" for row in KINDS[kind](count, seed)))
     show({"output": str(output), "rows": count}, f"{output}: {count} {kind}", as_json)
 

@@ -1,29 +1,27 @@
 """Commands that predict and score: predict, evaluate, demo, doctor."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
-from causalqwen_cli.base import AsJson, Device, Made, Model, command, figures_line, say, show
+from causalqwen_cli.base import AsJson, Device, Made, Model, command, figures_line, refuse, say, show
 
 
 @command
 def predict(
     model: Model,
-    input: Annotated[
-        Path, typer.Option(help="Rows (JSONL, CSV, Parquet): prompts, or texts whose numbers are predicted.")
-    ],
+    input: Annotated[Path, Option(help="Rows (JSONL, CSV, Parquet): prompts, or texts whose numbers are predicted.")],
     output: Annotated[
         Path,
         Made((".jsonl", ".parquet")),
-        typer.Option(help="JSONL or Parquet file: each row with its predictions; it appears when it is complete."),
+        Option(help="JSONL or Parquet file: each row with its predictions; it appears when it is complete."),
     ],
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows per forward pass.")] = 32,
-    raw: Annotated[
-        bool, typer.Option(help="Give the intervals of the model's own law, without recalibration.")
-    ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a stopped run of the same output.")] = False,
+    batch_size: Annotated[int, Option(min=1, help="Rows per forward pass.")] = 32,
+    raw: Annotated[bool, Option(help="Give the intervals of the model's own law, without recalibration.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Go on with a stopped run of the same output.")] = False,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -34,29 +32,20 @@ def predict(
     if (model / "estimator.json").is_file():
         from causalqwen_cli.tables import predict_table
 
-        if resume:
-            raise ValueError("--resume is for files of rows; a table is predicted at once")
+        refuse(resume, "--resume is for files of rows; a table is predicted at once")
         count, scored = predict_table(model, input, output, raw=raw, device=device)
-        show_predicted(output, count, scored, as_json)
-        return
-    from causalqwen.data import stream_rows
-    from causalqwen.evaluation import predict_file
-    from causalqwen.modeling.backbones import bf16_pays
-    from causalqwen.modeling.loading import load_model
-    from causalqwen.modeling.prediction import Scored
+    else:
+        from causalqwen.data import stream_rows
+        from causalqwen.evaluation import predict_file
+        from causalqwen.modeling.backbones import bf16_pays
+        from causalqwen.modeling.loading import load_model
+        from causalqwen.modeling.prediction import Scored
 
-    total = sum(1 for _ in stream_rows(input))  # a row that cannot be read stops the run here
-    loaded = load_model(model, device)
-    loaded.bf16 = bf16_pays(loaded)
-    scored = Scored()
-    count = predict_file(
-        loaded, input, output, batch_size=batch_size, raw=raw, resume=resume, total=total, scored=scored
-    )
-    show_predicted(output, count, scored, as_json)
-
-
-def show_predicted(output: Path, count: int, scored: Any, as_json: bool) -> None:
-    """What was written, and in one sentence how good it is where the rows hold the values."""
+        total = sum(1 for _ in stream_rows(input))  # a row that cannot be read stops the run here
+        loaded, scored = load_model(model, device), Scored()
+        loaded.bf16 = bf16_pays(loaded)
+        how: dict[str, Any] = {"batch_size": batch_size, "raw": raw, "resume": resume}
+        count = predict_file(loaded, input, output, total=total, scored=scored, **how)
     text = f"{output}: {count} rows" + (f"; {scored}" if scored.plain else "")
     show({"output": str(output), "rows": count, "scored": scored.plain}, text, as_json)
 
@@ -64,20 +53,14 @@ def show_predicted(output: Path, count: int, scored: Any, as_json: bool) -> None
 @command
 def evaluate(
     model: Model,
-    output: Annotated[Path, Made(whole="metrics.json"), typer.Option(help="Folder for metrics.json and report.html.")],
-    data: Annotated[Path | None, typer.Option(help="JSONL rows to score numbers on.")] = None,
-    language: Annotated[
-        Path | None, typer.Option(help="Plain text to score the language on, beside the backbone.")
-    ] = None,
-    train: Annotated[Path | None, typer.Option("--train", help="Rows to fit the rivals on.")] = None,
-    validation: Annotated[
-        Path | None, typer.Option(help="Rows whose errors give the rivals' forecasts their width.")
-    ] = None,
-    unit: Annotated[str, typer.Option(help="Unit of the values, for the axes.")] = "units of the data",
-    texts: Annotated[
-        int, typer.Option(min=0, help="With --language: prompts to continue for the curves; 0 for none.")
-    ] = 24,
-    seed: Annotated[int, typer.Option(help="With --language: seed of all draws.")] = 0,
+    output: Annotated[Path, Made(whole="metrics.json"), Option(help="Folder for metrics.json and report.html.")],
+    data: Annotated[Path | None, Option(help="JSONL rows to score numbers on.")] = None,
+    language: Annotated[Path | None, Option(help="Plain text to score the language on, beside the backbone.")] = None,
+    train: Annotated[Path | None, Option("--train", help="Rows to fit the rivals on.")] = None,
+    validation: Annotated[Path | None, Option(help="Rows whose errors give the rivals' forecasts their width.")] = None,
+    unit: Annotated[str, Option(help="Unit of the values, for the axes.")] = "units of the data",
+    texts: Annotated[int, Option(min=0, help="With --language: prompts to continue for the curves; 0 for none.")] = 24,
+    seed: Annotated[int, Option(help="With --language: seed of all draws.")] = 0,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -95,24 +78,19 @@ def evaluate(
         from causalqwen.evaluation.language import evaluate_language, language_facts
         from causalqwen.evaluation.page import write_page
 
-    if data is None and language is None:
-        raise ValueError("nothing to score: give --data or --language")
-    if (train is None) != (validation is None):
-        raise ValueError("rivals need both --train and --validation")
-    if train is not None and data is None:
-        raise ValueError("rivals need --data")
+    refuse(data is None and language is None, "nothing to score: give --data or --language")
+    refuse((train is None) != (validation is None), "rivals need both --train and --validation")
+    refuse(train is not None and data is None, "rivals need --data")
     files = [path for path in (data, train, validation) if path is not None]
     rows = [list(part) for part in [stream_rows(path, values_required=True) for path in files]]
     words = read_text(language) if language is not None else ""
     loaded = load_model(model, device)
-    limit = loaded.config.context_length
-    if data is not None:
-        classes_of_rows(loaded, rows[0])  # an unknown class stops the run here
     metrics: dict[str, Any] = {}
     content: dict[str, Any] = {}
     facts, lead = [], []
     if data is not None:
-        examples = [encode_rows(part, loaded.processor, limit) for part in rows]
+        classes_of_rows(loaded, rows[0])  # an unknown class stops the run here
+        examples = [encode_rows(part, loaded.processor, loaded.config.context_length) for part in rows]
         rivals = {"train_examples": examples[1], "validation_examples": examples[2]} if train else {}
         result = score(loaded, examples[0], output / "work", **rivals)
         metrics, values = result["metrics"], result["values"]
@@ -129,18 +107,10 @@ def evaluate(
     output.mkdir(parents=True, exist_ok=True)
     write_metrics(output / "metrics.json", metrics)
     names = " and ".join(path.name for path in (data, language) if path is not None)
-    write_page(
-        output / "report.html",
-        "report.html",
-        title=f"{model.name} on {names}",
-        lead=", ".join(lead) + ".",
-        facts=facts,
-        metrics=metrics,
-        footer="Made by `causalqwen evaluate`.",
-        **content,
-    )
-    told = "\n".join(facts)
-    show({"output": str(output), "metrics": metrics}, f"{told}\n{output / 'report.html'}", as_json)
+    content |= {"title": f"{model.name} on {names}", "lead": ", ".join(lead) + "."}
+    report, footer = output / "report.html", "Made by `causalqwen evaluate`."
+    write_page(report, "report.html", facts=facts, metrics=metrics, footer=footer, **content)
+    show({"output": str(output), "metrics": metrics}, "\n".join([*facts, str(report)]), as_json)
 
 
 @command
@@ -148,11 +118,11 @@ def demo(
     output: Annotated[
         Path | None,
         Made(whole=""),
-        typer.Option(help="Folder for data, model and report (default: runs/demo, or runs/quick)."),
+        Option(help="Folder for data, model and report (default: runs/demo, or runs/quick)."),
     ] = None,
-    backbone: Annotated[str, typer.Option(help="Backbone to graft.")] = "smollm2-135m",
+    backbone: Annotated[str, Option(help="Backbone to graft.")] = "smollm2-135m",
     quick: Annotated[
-        bool, typer.Option("--quick", help="A minute: graft, a number, three people, a counterfactual; no report.")
+        bool, Option("--quick", help="A minute: graft, a number, three people, a counterfactual; no report.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -160,34 +130,30 @@ def demo(
     from causalqwen.extras import extra
     from causalqwen.modeling.backbones import DEFAULT_BACKBONE, fetch_default_backbone
 
-    output = output or Path("runs/quick" if quick else "runs/demo")
-    if not quick:
+    if quick:
+        from causalqwen.evaluation.quick import quick_demo
+    else:
         with extra("demo", "the whole demo"):
             from causalqwen.evaluation.demo import run_demo, summary
     if backbone == DEFAULT_BACKBONE:
         fetch_default_backbone(say)
     if quick:
-        from causalqwen.evaluation.quick import quick_demo
-
-        told = quick_demo(
-            output, backbone, tell=(lambda text: None) if as_json else (lambda text: show({}, text, False))
-        )
+        tell = (lambda text: None) if as_json else partial(print, flush=True)
+        told = quick_demo(output or Path("runs/quick"), backbone, tell)
         if as_json:
             show(told, "", True)
         return
-    metrics = run_demo(output, backbone, say=say)
-    report = output / "report.html"
+    output = output or Path("runs/demo")
+    metrics, report = run_demo(output, backbone, say=say), output / "report.html"
     text = f"{summary(metrics)}\nThe report is in {report.resolve()}"
     show({"report": str(report), "metrics": metrics}, text, as_json)
 
 
 @command
 def doctor(
-    fetch: Annotated[
-        bool, typer.Option("--fetch", help="Fetch the default backbone (98 MB) if it is missing.")
-    ] = False,
+    fetch: Annotated[bool, Option("--fetch", help="Fetch the default backbone (98 MB) if it is missing.")] = False,
     scan: Annotated[
-        Path | None, typer.Option(help="Folder of a saved model: does it hold known files alone, and no code?")
+        Path | None, Option(help="Folder of a saved model: does it hold known files alone, and no code?")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

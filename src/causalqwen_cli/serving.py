@@ -2,6 +2,7 @@
 
 import os
 import socket
+import webbrowser
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -50,19 +51,10 @@ def serve(
     keys = os.environ.get(_KEY) if api_key_file is None else api_key_file.read_text(encoding="utf-8")
     is_loopback = host in ("127.0.0.1", "::1", "localhost")
     settings = serving.ServerSettings(  # wrong ones are told before the model is loaded
-        name=name or model.resolve().name,
-        preset=preset,
-        max_rows=max_rows,
-        window=window,
-        max_waiting=max_waiting,
-        max_tokens=max_tokens,
-        timeout=timeout,
-        max_body=max_body,
-        max_prompts=max_prompts,
-        max_heard=max_heard,
-        api_keys={} if keys is None else serving.read_keys(keys),
-        local=is_loopback and keys is None,
-    )
+        name=name or model.resolve().name, preset=preset, window=window, timeout=timeout, max_rows=max_rows,
+        max_waiting=max_waiting, max_tokens=max_tokens, max_body=max_body, max_prompts=max_prompts, max_heard=max_heard,
+        api_keys={} if keys is None else serving.read_keys(keys), local=is_loopback and keys is None,
+    )  # fmt: skip
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listener:
         app, settings = _application(model, settings, individuals, device)
@@ -70,8 +62,7 @@ def serve(
             say(f"anybody who reaches {host} may use this server: no API key is set")
         where = f"[{host}]" if ":" in host else host
         url = f"http://{where}:{listener.getsockname()[1]}/v1"
-        about = {"url": url, "model": settings.name, "individuals": list(settings.individuals)}
-        show(about, f"serving {settings.name} at {url}", as_json)
+        _show_place(url, settings, f"serving {settings.name} at {url}", as_json)
         serving.run(app, listener, log_requests=True)
 
 
@@ -93,13 +84,14 @@ def explore(
     with socket.create_server(("127.0.0.1", port)) as listener:
         app, settings = _application(model, settings, individuals, device)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        about = {"url": url, "model": settings.name, "individuals": list(settings.individuals)}
-        show(about, f"exploring {settings.name} at {url} (Ctrl-C ends it)", as_json)
+        _show_place(url, settings, f"exploring {settings.name} at {url} (Ctrl-C ends it)", as_json)
         if browser:
-            import webbrowser
-
             webbrowser.open(url)  # it waits at the listening socket until the server takes it
         serving.run(app, listener)
+
+
+def _show_place(url: str, settings: "ServerSettings", told: str, as_json: bool) -> None:
+    show({"url": url, "model": settings.name, "individuals": list(settings.individuals)}, told, as_json)
 
 
 def _application(

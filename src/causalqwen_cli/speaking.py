@@ -41,9 +41,7 @@ def generate(
 
     refuse(not prompt, "the prompt is empty")
     plan = _plan(preset, seed, temperature, individual, save_individual is not None)
-    samplers: dict[str, Any] = {
-        name: value for name, value in {"top_k": top_k, "top_p": top_p}.items() if value is not None
-    }
+    how: dict[str, Any] = {name: value for name, value in (("top_k", top_k), ("top_p", top_p)) if value is not None}
     loaded = load_model(model, device)
     processor, text = loaded.processor, prompt
     if save_individual is not None:
@@ -52,15 +50,12 @@ def generate(
         messages = [{"role": "user", "content": prompt}]
         text = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     inputs = processor(text, prompt=not chat, return_tensors="pt").to(loaded.device)
-    streamer = None if as_json else NumberTextStreamer(processor, skip_prompt=chat, skip_special_tokens=True)
-    result = loaded.generate(
-        **inputs, causal_decoding=plan, max_new_tokens=max_new_tokens, streamer=streamer, **samplers
-    )
+    how["streamer"] = None if as_json else NumberTextStreamer(processor, skip_prompt=chat, skip_special_tokens=True)
+    result = loaded.generate(**inputs, causal_decoding=plan, max_new_tokens=max_new_tokens, **how)
     if as_json:
-        start = inputs["input_ids"].shape[1]
-        new_ids, new_values = result.sequences[0, start:], result.numeric_values[0, start:]
-        numbers = new_values[new_ids == loaded.config.num_token_id].tolist()
-        written = processor.decode(result.sequences[0], result.numeric_values[0], skip_special_tokens=True)
+        (ids,), (values,), start = result.sequences, result.numeric_values, inputs["input_ids"].shape[1]
+        numbers = values[start:][ids[start:] == loaded.config.num_token_id].tolist()
+        written = processor.decode(ids, values, skip_special_tokens=True)
         show({"prompt": prompt, "preset": preset, "seed": seed, "text": written, "numbers": numbers}, "", True)
 
 
@@ -73,10 +68,8 @@ def _plan(preset: str, seed: int | None, temperature: float | None, individual: 
         settings["individual"] = Individual.load(individual)
     plan = CausalDecoding.preset(preset, **settings)
     draws = plan.draws or plan.decision == "softmax"
-    still = (
-        f"--temperature does nothing with the preset {preset}, which draws nothing that it could change: use sample, "
-    )
-    refuse(temperature is not None and not draws, still + "persona or softmax")
+    still = f"--temperature does nothing with the preset {preset}, which draws nothing that it could change: "
+    refuse(temperature is not None and not draws, f"{still}use sample, persona or softmax")
     refuse(is_saved and seed is None, "--save-individual keeps the individual of a seed: give --seed")
     nobody = f"--save-individual: the preset {preset} draws nobody for the whole text, so that there is nobody to save"
     refuse(is_saved and plan.individual != "sequence", nobody)
@@ -112,8 +105,8 @@ def abduct(
     as_json: AsJson = False,
 ) -> None:
     """Infer the individual who wrote some texts, and how well they are known."""
-    from causalqwen import Individual
     from causalqwen.data import stream_rows
+    from causalqwen.data.people import people_of_rows
     from causalqwen.data.texts import read_text
     from causalqwen.decoding import load_prior
     from causalqwen.modeling.loading import load_model
@@ -128,32 +121,34 @@ def abduct(
     refuse(population and {prior, spread, html} != {None}, alone)
     if html is not None:
         from causalqwen.evaluation.portrait import write_portrait
-    others = [(path.stem, Individual.load(path)) for path in beside or []]
+    others = _people(beside)
     before = None if prior is None else load_prior(prior)
     loaded = load_model(model, device)
     if population:
         people = {str(path): words for path, words in zip(text, texts, strict=True)}
         individual = loaded.abduct_population(people, likelihood=likelihood, name=name)
     else:
-        named, heard = _answers(rows, given, loaded)
+        said, _, _ = people_of_rows(given, loaded.processor)
+        several = f"{rows} holds rows of {len(said)} individuals, expected one: {', '.join(list(said)[:5])}"
+        refuse(len(said) > 1, several)
+        named, heard = next(iter(said.items()), ("", []))
         how: dict[str, Any] = {"name": name or named, "prior": before, "spread": spread, "likelihood": likelihood}
         individual = loaded.abduct([*texts, *heard], **how)
+    about: dict[str, Any] = {"output": str(output)}
     if html is not None:
-        write_portrait(html, loaded, individual, texts, [(who.name or stem, who) for stem, who in others], heard)
+        write_portrait(html, loaded, individual, texts, others, heard)
+        about["html"] = str(html)
     individual.save(output)
-    about: dict[str, Any] = {"output": str(output)} | ({} if html is None else {"html": str(html)})
     about |= {"name": individual.name, "evidence": [vars(observed) for observed in individual.evidence]}
     show(about, f"{output}: {individual}", as_json)
 
 
-def _answers(rows: Path | None, given: list[Any], model: Any) -> tuple[str, list[Any]]:
-    """Whose rows these are, "" for nobody's, and what they said. ValueError for rows of several."""
-    from causalqwen.data.people import people_of_rows
+def _people(files: list[Path] | None) -> list[tuple[str, Any]]:
+    """Individuals, each by name, or by that of the file."""
+    from causalqwen import Individual
 
-    said, _, _ = people_of_rows(given, model.processor)
-    if len(said) > 1:
-        raise ValueError(f"{rows} holds rows of {len(said)} individuals, expected one: {', '.join(list(said)[:5])}")
-    return next(iter(said), ""), [answer for answers in said.values() for answer in answers]
+    loaded = [(path.stem, Individual.load(path)) for path in files or []]
+    return [(who.name or stem, who) for stem, who in loaded]
 
 
 @command
@@ -172,7 +167,6 @@ def voices(
     as_json: AsJson = False,
 ) -> None:
     """Learn from the texts of many people how somebody is heard at every depth of the backbone."""
-    from causalqwen import Observation
     from causalqwen.data import stream_rows
     from causalqwen.data.people import people_of_rows
     from causalqwen.modeling.loading import load_model
@@ -181,19 +175,14 @@ def voices(
     given = list(stream_rows(rows))  # a row that cannot be read stops the run here
     loaded = load_model(model, device)
     said, _, kinds = people_of_rows(given, loaded.processor)
-    if kinds != {"words"}:
-        raise ValueError(f"{rows} holds {', '.join(sorted(kinds))}, and voices are learned from words alone")
+    wrong = f"{rows} holds {', '.join(sorted(kinds))}, and voices are learned from words alone"
+    refuse(kinds != {"words"}, wrong)
     say(f"{rows.name}: {len(said):,} people")
-    words = {name: [text for text in of if isinstance(text, Observation)] for name, of in said.items()}
-    learned = learn_voices(loaded, words, directions=directions, steps=steps, seed=seed)
+    texts: dict[str, Any] = dict(said)
+    learned = learn_voices(loaded, texts, directions=directions, steps=steps, seed=seed)
     learned.save(output)
-    result = {
-        "output": str(output),
-        "people": learned.people,
-        "directions": len(learned.loadings),
-        "gained": learned.gained,
-    }
-    show(result, f"{output}: {learned}", as_json)
+    found = {"people": learned.people, "directions": len(learned.loadings), "gained": learned.gained}
+    show({"output": str(output)} | found, f"{output}: {learned}", as_json)
 
 
 Edits = Annotated[list[str] | None, Option(help="Another prompt, which makes a world of its own; repeatable.")]
@@ -240,8 +229,9 @@ def counterfactual(
     as_json: AsJson = False,
 ) -> None:
     """What the individual behind a text would have written in other worlds; changes are marked word by word."""
-    from causalqwen import Individual, Intervention, Observation
+    from causalqwen import Intervention, Observation
     from causalqwen.modeling.loading import load_model
+    from causalqwen.modeling.worlds import world_numbers
 
     refuse(not prompt, "the prompt is empty")
     for place, other in enumerate(edit or [], 1):
@@ -254,40 +244,32 @@ def counterfactual(
     refuse(same, "nothing is different in the other world: give --edit, --value, --force or --checkpoint")
     if html is not None:
         from causalqwen.evaluation.worlds import write_worlds
-    people = [(path.stem, Individual.load(path)) for path in individual or []]
+    people = _people(individual)
     loaded, observed = load_model(model, device), Observation(text, prompt)
     untrained = "--value needs a model whose values were trained: to this one numbers are digits (use --force)"
     refuse(values and not loaded.reads_numbers, untrained)
-    people = people or [("", loaded.abduct(observed, name="inferred from the text"))]
-    named = [(who.name or stem, who) for stem, who in people]
+    inferred = "inferred from the text"
+    people = people or [(inferred, loaded.abduct(observed, name=inferred))]
     speaker = None if checkpoint is None else load_model(checkpoint, device)
     edits = [Intervention(other, tokens, values, speaker) for other in edit or [prompt]]
     asked = [Intervention(), *edits] if html is not None else edits
-    draws = {"noise": noise, "num_samples": samples, "max_new_tokens": max_new_tokens, "seed": seed}
-    told = [_worlds(loaded, observed, asked, who, draws) for _, who in named]
+    draws: dict[str, Any] = {"num_samples": samples, "max_new_tokens": max_new_tokens, "seed": seed, "noise": noise}
+
+    def lived(who: Any) -> list[list[tuple[Any, list]]]:
+        """The worlds of each edit, each with its numbers."""
+        worlds = zip(asked, loaded.counterfactual_samples(observed, asked, individual=who, **draws), strict=True)
+        return [[(one, world_numbers(of.model or loaded, one, who)) for one in of_edit] for of, of_edit in worlds]
+
+    told = [lived(who) for _, who in people]
     about: dict[str, Any] = {"prompt": prompt, "text": text}
     if html is not None:
-        write_worlds(html, observed, asked, named, told, noise)
+        write_worlds(html, observed, asked, people, told, noise)
         told, about["html"] = [of_person[1:] for of_person in told], str(html)
-    rows = [
-        (name, *lived) for (name, _), edited in zip(named, told, strict=True) for of_edit in edited for lived in of_edit
-    ]
+    names = [name for name, _ in people]
+    rows = [(name, *world) for name, edited in zip(names, told, strict=True) for of_edit in edited for world in of_edit]
     if noise == "abduct" and any(number.low is not None for _, _, numbers in rows for number in numbers):
         say("intervals are those of fresh noise; the values themselves keep the noise of what was observed")
-    _show_worlds(rows, about, len(named) > 1, as_json)
-
-
-def _worlds(
-    model: Any, observed: Any, edits: list[Any], who: Any, draws: dict[str, Any]
-) -> list[list[tuple[Any, list]]]:
-    """The worlds of each edit for one individual, each with its numbers."""
-    from causalqwen.modeling.worlds import world_numbers
-
-    worlds = model.counterfactual_samples(observed, edits, individual=who, **draws)
-    return [
-        [(world, world_numbers(edit.model or model, world, who)) for world in of_edit]
-        for edit, of_edit in zip(edits, worlds, strict=True)
-    ]
+    _show_worlds(rows, about, len(people) > 1, as_json)
 
 
 def _show_worlds(rows: list[tuple[str, Any, list]], about: dict[str, Any], several: bool, as_json: bool) -> None:

@@ -43,22 +43,15 @@ def fit(
 
     texts = named(text)
     columns, marks, values, of_group = _read(table, target, texts, groups, decimal)
+    settings = None
     if config is not None:
         TrainSettings.from_yaml(config)  # a wrong key stops the run here
+        settings = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
     made = NumberRegressor(
-        backbone,
-        target=target,
-        text_columns=texts,
-        settings=None if config is None else yaml.safe_load(config.read_text(encoding="utf-8")) or {},
-        characters=characters,
-        decimal=marks,
-        bf16="auto" if bf16 is None else bf16,
-        cache_dir=None if cache is None else str(cache),
-        workers=workers,
-        device=device,
-        verbose=True,
-        random_state=seed,
-    )
+        backbone, target=target, text_columns=texts, settings=settings, characters=characters, decimal=marks,
+        bf16="auto" if bf16 is None else bf16, cache_dir=None if cache is None else str(cache), workers=workers,
+        device=device, verbose=True, random_state=seed,
+    )  # fmt: skip
     made.fit(columns, values, groups=of_group)
     made.save(output)
     kinds = {column.name: column.kind for column in made.reader_.columns}
@@ -130,9 +123,10 @@ def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device:
     for entry, value in zip(described, known, strict=True):
         scored.add(entry, value)
     kept = kept_beside(table | ({target: known} if has_target else {}), ("mean", *DESCRIBED))
-    rows: list[dict[str, Any]] = []
-    for row, mean in enumerate(full["mean"].tolist()):
-        rows.append({name: cells[row] for name, cells in kept.items()} | {"mean": mean} | described[row])
+    rows = [
+        {name: cells[row] for name, cells in kept.items()} | {"mean": mean} | described[row]
+        for row, mean in enumerate(full["mean"].tolist())
+    ]
     output.parent.mkdir(parents=True, exist_ok=True)
     if to_parquet:
         every = dict.fromkeys(name for row in rows for name in row)  # the first row may lack what others have

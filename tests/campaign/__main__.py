@@ -2,12 +2,15 @@
 
 import argparse
 import contextlib
+import importlib
 import os
 import sys
 import tempfile
 import time
 import warnings
 from pathlib import Path
+
+from transformers import AutoTokenizer
 
 from . import Bounds, Tally
 
@@ -25,62 +28,41 @@ PARTS = {
 }
 
 
-def run(part: str, bounds: Bounds, commands: list[str] | None = None) -> Tally:
-    """One part. What it needs is made first. commands: of processes, these alone."""
+def run(part: str, bounds: Bounds, folder: Path, commands: list[str] | None) -> Tally:
+    """One part. What it needs is made first, some of it in an empty folder. commands: of processes, these alone."""
+    module = importlib.import_module(f".{'engine' if part == 'vllm' else part}", __package__)
     if part == "tensors":
-        from . import tensors
-
-        return tensors.run(bounds)
+        return module.run(bounds)
     if part == "processes":
-        from . import processes
-
-        return processes.run(bounds, tuple(commands or processes.COMMANDS))
-    from causalqwen.modeling.backbones import default_backbone_path
-    from conftest import graft_tiny, make_tokenizer
+        return module.run(bounds, tuple(commands or module.COMMANDS))
+    from conftest import graft_tiny, make_backbone, make_tokenizer
 
     tokenizer = make_tokenizer()
+    if part == "vllm":
+        return module.run(bounds, folder, tokenizer)
     if part == "texts":
-        from transformers import AutoTokenizer
-
-        from . import texts
+        from causalqwen.modeling.backbones import default_backbone_path
 
         tokenizers: dict[str, object] = {"tiny": tokenizer}
         if (default_backbone_path() / "tokenizer.json").exists():
             tokenizers["smollm2"] = AutoTokenizer.from_pretrained(default_backbone_path())
-        return texts.run(bounds, texts.processors(tokenizers))
+        return module.run(bounds, module.processors(tokenizers))
     if part == "tables":
-        from conftest import make_backbone
-
-        from . import tables
-
-        with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
-            make_backbone("llama", tokenizer).save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-            return tables.run(bounds, folder)
-    if part == "vllm":
-        from . import engine
-
-        with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
-            return engine.run(bounds, Path(folder), tokenizer)
+        make_backbone("llama", tokenizer).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return module.run(bounds, str(folder))
     if part == "generated":
         from test_generation import eager
 
-        from . import generated
-
         contexts = ("value", "digits", "both")
-        return generated.run(
+        return module.run(
             bounds, {name: eager(graft_tiny("llama", tokenizer, number_context=name)) for name in contexts}
         )
     model = graft_tiny("qwen2", tokenizer)
-    if part == "resources":
-        from . import resources
-
-        return resources.run(bounds, model)
-    from . import files
-
-    files.fit_everything(model)
+    if part == "files":
+        module.fit_everything(model)
     with contextlib.redirect_stdout(sys.stderr):
-        return files.run(bounds, model)
+        return module.run(bounds, model)
 
 
 def main() -> None:
@@ -99,7 +81,8 @@ def main() -> None:
         count, seconds = PARTS[part]
         bounds = Bounds(max(1, round(given.size * count)), given.size * seconds, given.seed, given.only)
         started = time.monotonic()
-        tally = run(part, bounds, given.command)
+        with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
+            tally = run(part, bounds, Path(folder), given.command)
         found += sum(len(findings) for findings in tally.found.values())
         print(
             f"\n{part}, seed {given.seed}, {time.monotonic() - started:.0f} s of at most {bounds.seconds:.0f}\n{tally.table()}",

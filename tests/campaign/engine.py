@@ -37,22 +37,8 @@ MODELS: dict[str, Callable[[Path, Any], Path]] = {
 }
 """What writes each tiny model that is asked: by what the context holds of a number, and what more it does with them."""
 _WORDS = [
-    "We",
-    "have",
-    "come",
-    "a",
-    "long",
-    "way",
-    "since",
-    "the",
-    "year",
-    "and",
-    "of all men",
-    "who",
-    "were",
-    "not",
-    "it was",
-]
+    "We", "have", "come", "a", "long", "way", "since", "the", "year", "and", "of all men", "who", "were", "not", "it was",
+]  # fmt: skip
 
 
 @dataclass
@@ -104,18 +90,8 @@ def draw(chance: random.Random, people: list[Individual], classes: Sequence[str]
         preset = chance.choice(list(PRESETS))
         late = chance.randrange(1, 30) if chance.random() < 0.1 else None
         length = chance.randrange(1, 40)
-        asked.append(
-            Asked(
-                preset,
-                plans[preset],
-                nuclei[preset],
-                _prompt(chance),
-                chance.randrange(1 << 40),
-                length,
-                late,
-                named[preset],
-            )
-        )
+        seeded = _prompt(chance), chance.randrange(1 << 40)
+        asked.append(Asked(preset, plans[preset], nuclei[preset], *seeded, length, late, named[preset]))
     return asked
 
 

@@ -18,30 +18,32 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import torch
 
 from causalqwen import CausalDecoding, CausalQwenForCausalLM, Individual, Population
-from causalqwen.data import encode_rows, read_rows
+from causalqwen.data import RowError, encode_rows, read_rows
 from causalqwen.data.columns import read_table
 from causalqwen.data.people import read_questions
 from causalqwen.decoding import Voices
+from causalqwen.evaluation import predict_file
+from causalqwen.evaluation.surveys import survey_file
 from causalqwen.modeling.layer_shift import depths_of
 from causalqwen.modeling.loading import check_files, load_model
 from causalqwen.training import FactStore, TrainSettings
 from causalqwen.training.run import learn
+from causalqwen_cli.making import save_model
 
 from . import Bounds, Tally, is_clear
 
 TEXT = "the long road goes past the small house and the old mill\n" * 12
 WRONG = [None, "x", "", -1, 0, 10**12, 1.5, float("nan"), True, [], [1], {}, {"a": 1}]
 ROWS = [
-    {
-        "prompt": f"The {'long' if i % 2 else 'short'} one is",
-        "value": 50 + 40 * (i % 2) + i % 5,
-        "individual": f"p{i % 3}",
-    }
+    {"prompt": f"The {('short', 'long')[i % 2]} one is", "value": 50 + 40 * (i % 2) + i % 5, "individual": f"p{i % 3}"}
     for i in range(24)
 ]
+QUESTIONS = [{"prompt": "How long?", "name": "a"}, {"prompt": "Yes?", "name": "b", "options": ["yes", "no"]}]
+SETTINGS = "values: {epochs: 2, batch_size: 8, learning_rate: 1e-3}\nseed: 7\nsupport: [0, null, 1]\nlora:\n  rank: 2\n"
 _ITS_SECONDS = 60
 _NOBODY = 65534
 codecs.lookup("latin1")  # loads what nobody may not be allowed to read
@@ -56,7 +58,7 @@ class Target:
     share: how often its turn comes.
     """
 
-    make: Callable[[Path], None]
+    make: Callable[[Path], Any]
     ask: Callable[[Path], Any]
     sealed: str = "load"
     share: int = 4
@@ -71,40 +73,39 @@ class Kinds:
         model.save_pretrained(folder / "model")
         (folder / "model" / "model.safetensors").chmod(0o644)  # safetensors lets nobody else read it
         self._rows(folder / "rows.jsonl")
-        self._questions(folder)
+        self._questions(folder / "questions.jsonl")
         self.people = Population.drawn(3, model.config.causal_size, seed=1)
         self.examples = encode_rows(read_rows(folder / "rows.jsonl"), model.processor)
 
     def targets(self) -> dict[str, Target]:
+        def written(name: str, make: Callable[[Path], None], read: Callable[[Path], Any]) -> Target:
+            """A file that people write."""
+            return Target(lambda folder: make(folder / name), lambda folder: read(folder / name), "", share=2)
+
         return {
-            "checkpoint": Target(self._checkpoint, self._use, "doctor", share=12),
-            "individual": Target(self._save_individual, self._individual),
+            "checkpoint": Target(self.model.save_pretrained, self._use, "doctor", share=12),
+            "individual": Target(lambda folder: self._one().save(folder / "who.safetensors"), self._individual),
             "population": Target(lambda folder: self.people.save(folder / "people.safetensors"), self._population),
             "voices": Target(lambda folder: self._voices().save(folder / "voices.safetensors"), self._heard),
             "domain": Target(self._save_domain, self._domain),
-            "kept facts": Target(self._build_facts, self._facts),
-            "training run": Target(self._start_training, self._go_on, share=1),
+            "kept facts": Target(lambda folder: FactStore.build(self.model, self.examples, folder), self._facts),
+            "training run": Target(self._train, lambda folder: self._train(folder, resume=True), share=1),
             "kept predictions": Target(self._start_predicting, self._go_on_predicting, "", share=1),
-            "settings": Target(self._settings, lambda folder: TrainSettings.from_yaml(folder / "settings.yaml"), "", share=2),
-            "rows, JSON lines": Target(self._rows_in("rows.jsonl"), self._read("rows.jsonl"), "", share=2),
-            "rows, CSV": Target(self._rows_in("rows.csv"), self._read("rows.csv"), "", share=2),
-            "rows, Parquet": Target(self._rows_in("rows.parquet"), self._read("rows.parquet"), "", share=2),
-            "table, CSV": Target(self._rows_in("table.csv"), self._read_table("table.csv"), "", share=2),
-            "table, JSON lines": Target(self._rows_in("table.jsonl"), self._read_table("table.jsonl"), "", share=2),
-            "questions": Target(self._questions, lambda folder: read_questions(folder / "questions.jsonl"), "", share=2),
-        }  # fmt: skip
+            "settings": written("settings.yaml", lambda file: file.write_text(SETTINGS), TrainSettings.from_yaml),
+            "rows, JSON lines": written("rows.jsonl", self._rows, self._read),
+            "rows, CSV": written("rows.csv", self._rows, self._read),
+            "rows, Parquet": written("rows.parquet", self._rows, self._read),
+            "table, CSV": written("table.csv", self._rows, read_table),
+            "table, JSON lines": written("table.jsonl", self._rows, read_table),
+            "questions": written("questions.jsonl", self._questions, read_questions),
+        }
 
     # ---- a model ------------------------------------------------------------------------------------------------------
 
-    def _checkpoint(self, folder: Path) -> None:
-        """With every kind of setting."""
-        self.model.save_pretrained(folder)
-
     def _use(self, folder: Path) -> Any:
         model = load_model(folder)
-        inputs = model.processor(
-            ["It is 5 and then", "A new year"], padding=True, padding_side="left", return_tensors="pt"
-        ).to(model.device)
+        prompts = ["It is 5 and then", "A new year"]
+        inputs = model.processor(prompts, padding=True, padding_side="left", return_tensors="pt").to(model.device)
         out = model.generate(**inputs, causal_decoding=CausalDecoding.preset("persona", seed=1), max_new_tokens=4)
         said = model.processor.batch_decode(out.sequences, out.numeric_values)
         interval = model.predict_number(["The long one is"])[0].interval(0.9)
@@ -125,17 +126,16 @@ class Kinds:
     def _domain(self, folder: Path) -> Any:
         try:
             self.model.load_domain(folder / "court.safetensors")
-            return {
-                name: tensor.tolist() for name, tensor in self.model.abduction.domains["court"].state_dict().items()
-            }
+            tensors = self.model.abduction.domains["court"].state_dict()
+            return {name: tensor.tolist() for name, tensor in tensors.items()}
         finally:
             if self.model.config.domains:
                 self._drop_domain()
 
     # ---- people -------------------------------------------------------------------------------------------------------
 
-    def _save_individual(self, folder: Path) -> None:
-        Individual.from_seed(1, self.model.config.causal_size).save(folder / "who.safetensors")
+    def _one(self) -> Individual:
+        return Individual.from_seed(1, self.model.config.causal_size)
 
     def _individual(self, folder: Path) -> Any:
         one = Individual.load(folder / "who.safetensors")
@@ -159,109 +159,61 @@ class Kinds:
 
     # ---- what runs keep -----------------------------------------------------------------------------------------------
 
-    def _build_facts(self, folder: Path) -> None:
-        FactStore.build(self.model, self.examples, folder)
-
     def _facts(self, folder: Path) -> Any:
         (kept,) = folder.iterdir() if any(folder.iterdir()) else [folder]
         facts = FactStore(kept).facts
         return {name: np.nan_to_num(np.array(getattr(facts, name))).tolist() for name in facts.columns}
 
-    def _train(self, folder: Path, resume: bool) -> Any:
+    def _train(self, folder: Path, resume: bool = False) -> Any:
         model = load_model(self.folder / "model")
-        settings = TrainSettings.from_dict(
-            {"values": {"epochs": 2, "batch_size": 8}, "evaluations": 2, "recalibrate": False}
-        )
+        brief = {"values": {"epochs": 2, "batch_size": 8}, "evaluations": 2, "recalibrate": False}
         with contextlib.redirect_stdout(io.StringIO()):
-            learn(model, self.examples, self.examples[:8], folder, settings, resume=resume)
+            learn(model, self.examples, self.examples[:8], folder, TrainSettings.from_dict(brief), resume=resume)
         return model.predict_number(["The long one is"])[0].median
 
-    def _start_training(self, folder: Path) -> None:
-        self._train(folder, resume=False)
-
-    def _go_on(self, folder: Path) -> Any:
-        return self._train(folder, resume=True)
-
     def _start_predicting(self, folder: Path) -> None:
-        from causalqwen.evaluation import predict_file
-
-        self._rows(folder / "rows.jsonl")
-        kept, note = folder / "out.jsonl.part.jsonl", folder / "out.jsonl.part.json"
-        made = []
-        predict = CausalQwenForCausalLM.predict_number
-
-        def stopped(*args: Any, **named: Any) -> Any:
-            made.append(1)
-            if len(made) == 3:
-                raise KeyboardInterrupt
-            return predict(*args, **named)
-
-        CausalQwenForCausalLM.predict_number = stopped  # type: ignore[method-assign]
-        try:
-            with contextlib.suppress(KeyboardInterrupt):
-                predict_file(self.model, folder / "rows.jsonl", folder / "out.jsonl", batch_size=4)
-        finally:
-            CausalQwenForCausalLM.predict_number = predict  # type: ignore[method-assign]
-        assert kept.exists() and note.exists()
+        """A row that cannot be read stops it after two batches; then the file is whole."""
+        source = folder / "rows.jsonl"
+        source.write_text("".join(json.dumps(row) + "\n" for row in [*ROWS[:8], {}]))
+        with contextlib.suppress(RowError):
+            predict_file(self.model, source, folder / "out.jsonl", batch_size=4)
+        self._rows(source)
+        assert (folder / "out.jsonl.part.jsonl").exists() and (folder / "out.jsonl.part.json").exists()
 
     def _go_on_predicting(self, folder: Path) -> Any:
-        from causalqwen.evaluation import predict_file
-
         predict_file(self.model, folder / "rows.jsonl", folder / "out.jsonl", batch_size=4, resume=True)
         return (folder / "out.jsonl").read_text()
 
     # ---- what people write --------------------------------------------------------------------------------------------
 
-    def _settings(self, folder: Path) -> None:
-        (folder / "settings.yaml").write_text(
-            "values: {epochs: 2, batch_size: 8, learning_rate: 1e-3}\nseed: 7\nsupport: [0, null, 1]\nlora:\n  rank: 2\n"
-        )
-
     def _rows(self, path: Path) -> None:
         if path.suffix == ".jsonl":
-            path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS))
+            path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
         else:
-            import pandas
-
             frame = pandas.DataFrame(ROWS)
             frame.to_csv(path, index=False) if path.suffix == ".csv" else frame.to_parquet(path)
 
-    def _rows_in(self, name: str) -> Callable[[Path], None]:
-        return lambda folder: self._rows(folder / name)
+    def _read(self, path: Path) -> Any:
+        return [example.input_ids for example in encode_rows(read_rows(path), self.model.processor)]
 
-    def _read(self, name: str) -> Callable[[Path], Any]:
-        return lambda folder: [
-            example.input_ids for example in encode_rows(read_rows(folder / name), self.model.processor)
-        ]
-
-    def _read_table(self, name: str) -> Callable[[Path], Any]:
-        return lambda folder: read_table(folder / name)
-
-    def _questions(self, folder: Path) -> None:
-        questions = [{"prompt": "How long?", "name": "a"}, {"prompt": "Yes?", "name": "b", "options": ["yes", "no"]}]
-        (folder / "questions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in questions))
+    def _questions(self, path: Path) -> None:
+        path.write_text("".join(json.dumps(one) + "\n" for one in QUESTIONS))
 
     # ---- what is written ----------------------------------------------------------------------------------------------
 
-    def writers(self) -> dict[str, Callable[[Path], None]]:
+    def writers(self) -> dict[str, Callable[[Path], Any]]:
         """Whatever writes to a path, which may not be there yet."""
-        from causalqwen.evaluation import predict_file
-        from causalqwen.evaluation.surveys import survey_file
-        from causalqwen_cli.making import save_model
-
         rows, questions = self.folder / "rows.jsonl", read_questions(self.folder / "questions.jsonl")
         return {
             "checkpoint": lambda path: save_model(self.model, path),
-            "individual": lambda path: Individual.from_seed(1, 32).save(path),
+            "individual": lambda path: self._one().save(path),
             "population": self.people.save,
             "voices": self._voices().save,
-            "kept facts": lambda path: FactStore.build(self.model, self.examples, path) and None,
-            "predictions, JSON lines": lambda path: predict_file(self.model, rows, path.with_suffix(".jsonl")) and None,
-            "predictions, Parquet": lambda path: predict_file(self.model, rows, path.with_suffix(".parquet")) and None,
-            "survey, CSV": lambda path: (
-                survey_file(self.model, self.people, questions, path.with_suffix(".csv")) and None
-            ),
-            "training run": lambda path: self._train(path, resume=path.exists()) and None,
+            "kept facts": lambda path: FactStore.build(self.model, self.examples, path),
+            "predictions, JSON lines": lambda path: predict_file(self.model, rows, path.with_suffix(".jsonl")),
+            "predictions, Parquet": lambda path: predict_file(self.model, rows, path.with_suffix(".parquet")),
+            "survey, CSV": lambda path: survey_file(self.model, self.people, questions, path.with_suffix(".csv")),
+            "training run": lambda path: self._train(path, resume=path.exists()),
         }
 
 
@@ -274,28 +226,12 @@ def fit_everything(model: CausalQwenForCausalLM) -> None:
 # ---- damages ---------------------------------------------------------------------------------------------------------
 
 
-def _cut(chance: random.Random, file: Path, files: list[Path]) -> str:
-    data = file.read_bytes()
-    file.write_bytes(data[: chance.randrange(max(len(data), 1))])
-    return ""
-
-
 def _flip(chance: random.Random, file: Path, files: list[Path]) -> str:
     data = bytearray(file.read_bytes() or b"\0")
     place, bit = chance.randrange(len(data)), chance.randrange(8)
     data[place] ^= 1 << bit
     file.write_bytes(data)
     return f"bit {bit} of byte {place}"
-
-
-def _empty(chance: random.Random, file: Path, files: list[Path]) -> str:
-    file.write_bytes(b"")
-    return ""
-
-
-def _garbage(chance: random.Random, file: Path, files: list[Path]) -> str:
-    file.write_bytes(bytes(chance.randrange(256) for _ in range(200)))
-    return ""
 
 
 def _zeros(chance: random.Random, file: Path, files: list[Path]) -> str:
@@ -307,26 +243,9 @@ def _zeros(chance: random.Random, file: Path, files: list[Path]) -> str:
     return f"from byte {place}"
 
 
-def _deep(chance: random.Random, file: Path, files: list[Path]) -> str:
-    """JSON that is nested deeper than it can be read."""
-    file.write_text(chance.choice(["[", '{"a":']) * 100_000)
-    return ""
-
-
-def _delete(chance: random.Random, file: Path, files: list[Path]) -> str:
-    file.unlink()
-    return ""
-
-
-def _folder(chance: random.Random, file: Path, files: list[Path]) -> str:
+def _folder(chance: random.Random, file: Path, files: list[Path]) -> None:
     file.unlink()
     file.mkdir()
-    return ""
-
-
-def _unreadable(chance: random.Random, file: Path, files: list[Path]) -> str:
-    file.chmod(0)
-    return ""
 
 
 def _swap(chance: random.Random, file: Path, files: list[Path]) -> str:
@@ -376,19 +295,28 @@ def _later(chance: random.Random, file: Path, files: list[Path]) -> str:
         return _zeros(chance, file, files)
     file = chance.choice(files)
     whole = json.loads(file.read_text())
-    nodes = (
-        [whole, *(value for value in whole.values() if isinstance(value, dict))] if isinstance(whole, dict) else [{}]
-    )
-    node = chance.choice(nodes)
+    nodes = [whole, *whole.values()] if isinstance(whole, dict) else [{}]
+    node = chance.choice([node for node in nodes if isinstance(node, dict)])
     node[chance.choice(["of_a_later_version", "format_version", "format"])] = 99
     file.write_text(json.dumps(whole))
     return file.name
 
 
-DAMAGES = {
-    "cut": _cut, "flip": _flip, "empty": _empty, "garbage": _garbage, "zeros": _zeros, "deep": _deep, "delete": _delete,
-    "folder": _folder, "unreadable": _unreadable, "swap": _swap, "retype": _retype, "later": _later,
-}  # fmt: skip
+DAMAGES: dict[str, Callable[[random.Random, Path, list[Path]], Any]] = {
+    "cut": lambda chance, file, _: os.truncate(file, chance.randrange(max(file.stat().st_size, 1))),
+    "flip": _flip,
+    "empty": lambda chance, file, _: os.truncate(file, 0),
+    "garbage": lambda chance, file, _: file.write_bytes(chance.randbytes(200)) and None,
+    "zeros": _zeros,
+    "deep": lambda chance, file, _: file.write_text(chance.choice(["[", '{"a":']) * 100_000) and None,
+    "delete": lambda chance, file, _: file.unlink(),
+    "folder": _folder,
+    "unreadable": lambda chance, file, _: file.chmod(0),
+    "swap": _swap,
+    "retype": _retype,
+    "later": _later,
+}
+"""What is done to a file, one of `files`; where, in words, or None."""
 _WEIGHTS = {"flip": 3, "retype": 4}
 
 
@@ -462,7 +390,7 @@ def _damaged(
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     file = chance.choice(files)
     kind = chance.choices(list(DAMAGES), [_WEIGHTS.get(one, 1) for one in DAMAGES])[0]
-    told = f"{kind} {file.relative_to(folder)} {DAMAGES[kind](chance, file, files)}"
+    told = f"{kind} {file.relative_to(folder)} {DAMAGES[kind](chance, file, files) or ''}"
     what = f"{name}: {kind}"
     try:
         with without_rights():
@@ -472,8 +400,9 @@ def _damaged(
         good = is_clear(error, str(folder), file.name, *(path.name for path in files))
         return what, "" if good else f"{told}: {type(error).__name__}: {str(error)[:300]}"
     else:
-        same = repr(found) == repr(truth[name])
-        return what, "" if same or not target.sealed or _doctor_tells(target, folder) else f"{told}: other results"
+        good = repr(found) == repr(truth[name]) or not target.sealed
+        good = good or (target.sealed == "doctor" and _doctor_tells(folder))
+        return what, "" if good else f"{told}: other results"
     finally:
         _clear(place)
 
@@ -483,14 +412,11 @@ def _ask(target: Target, folder: Path) -> Any:
         return target.ask(folder)
 
 
-def _doctor_tells(target: Target, folder: Path) -> bool:
-    if target.sealed != "doctor":
-        return False
-    try:
+def _doctor_tells(folder: Path) -> bool:
+    with contextlib.suppress(ValueError):
         check_files(folder)
-    except ValueError:
-        return True
-    return False
+        return False
+    return True
 
 
 def _clear(place: Path) -> None:
@@ -503,12 +429,12 @@ def _clear(place: Path) -> None:
 
 
 def _unwritten(
-    chance: random.Random, name: str, writers: dict[str, Callable[[Path], None]], place: Path, tally: Tally
+    chance: random.Random, name: str, writers: dict[str, Callable[[Path], Any]], place: Path, tally: Tally
 ) -> tuple[str, str]:
     kind = chance.choice(["full", "read-only", "below a file", "a folder"])
     what = f"writing {name}: {kind}"
-    folder = place / "out"
-    folder.mkdir(mode=0o777)
+    folder, what_limit = place / "out", ""
+    folder.mkdir()
     folder.chmod(0o777)
     path, limit = folder / "new", resource.getrlimit(resource.RLIMIT_FSIZE)
     if kind == "read-only":
@@ -526,8 +452,6 @@ def _unwritten(
             most = chance.choice([0, 10, 1000, 20_000, 200_000])
             what_limit = f" after {most} bytes"
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, limit[1]))
-        else:
-            what_limit = ""
         try:
             with without_rights(), contextlib.redirect_stderr(io.StringIO()):
                 writers[name](path)
@@ -538,17 +462,13 @@ def _unwritten(
         if not is_clear(error, str(folder), "new", "too large"):
             return what, f"{what_limit}: {type(error).__name__}: {str(error)[:300]}"
         # Whatever is kept of a stopped run may stay, but nothing that looks whole, nor half a file beside it.
-        left = {
-            file
-            for file in _content(folder).items() - before.items()
-            if ".part." not in file[0] and "work" not in file[0]
-        }
-        odd = [file for file, _ in left if file.endswith(".part") or ".part-" in file or file.endswith(".lock")]
+        left = [file for file, _ in _content(folder) - before if ".part." not in file and "work" not in file]
+        odd = [file for file in left if file.endswith((".part", ".lock")) or ".part-" in file]
         return what, f"{what_limit}: left {odd}" if odd else ""
     finally:
         _clear(place)
     return what, ""
 
 
-def _content(folder: Path) -> dict[str, int]:
-    return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+def _content(folder: Path) -> set[tuple[str, int]]:
+    return {(str(path.relative_to(folder)), path.stat().st_size) for path in folder.rglob("*") if path.is_file()}

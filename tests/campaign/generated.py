@@ -17,29 +17,10 @@ from . import Bounds, Tally
 
 AT_ONCE, NEW = 32, 24
 PROMPTS = [
-    "The boiling point is",
-    "The boiling point of toluene (C7H8) is",
-    "In January",
-    "It costs $",
-    "It costs US$ ",
-    "a -",
-    "1",
-    "so `x =",
-    "```\ny =",
-    "It was 427.6",
-    "It was 427.6.",
-    "call 555",
-    "+86",
-    "价格第",
-    "负",
-    "1万",
-    "https://a.b/",
-    "10^",
-    "at 12:",
-    "2",
-    "(1",
-    "No.",
-]
+    "The boiling point is", "The boiling point of toluene (C7H8) is", "In January", "It costs $", "It costs US$ ",
+    "a -", "1", "so `x =", "```\ny =", "It was 427.6", "It was 427.6.", "call 555", "+86", "价格第", "负", "1万",
+    "https://a.b/", "10^", "at 12:", "2", "(1", "No.",
+]  # fmt: skip
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
     "penalty": {"do_sample": False, "repetition_penalty": 1.3},

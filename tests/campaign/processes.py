@@ -17,10 +17,12 @@ import socket
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import causalqwen.sklearn  # noqa: F401 # before children are made
 from benchmarks.numbers.__main__ import app as numbers
@@ -29,7 +31,7 @@ from causalqwen_cli.app import app
 from conftest import graft_tiny, make_tokenizer
 
 from . import Bounds, Tally
-from .files import ROWS
+from .files import QUESTIONS, ROWS
 
 _ITS_SECONDS = 120
 _CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
@@ -50,13 +52,9 @@ class Command:
 
 def _sums(*names: str) -> Callable[[Path], Any]:
     """Of files of a folder, without what differs between any two runs."""
-
-    def of(output: Path) -> Any:
-        return {
-            name: hashlib.sha256((output / name).read_bytes()).hexdigest() for name in names if (output / name).exists()
-        }
-
-    return of
+    return lambda folder: {
+        name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names if (folder / name).exists()
+    }
 
 
 def _rows(output: Path) -> bytes:
@@ -98,6 +96,7 @@ COMMANDS = {
 
 def prepare(folder: Path) -> None:
     """A tiny backbone and model, rows, people and questions, made in a child: nothing is computed here."""
+    (folder / "tmp").mkdir(parents=True)
 
     def make() -> None:
         model = graft_tiny("llama", make_tokenizer())
@@ -112,10 +111,8 @@ def prepare(folder: Path) -> None:
         cells = [f"{row['prompt']},{place % 7},{row['value']}\n" for place, row in enumerate(rows)]
         (folder / "table.csv").write_text("words,size,value\n" + "".join(cells))
         (folder / "settings.yaml").write_text("values: {epochs: 3, batch_size: 8}\nlora: {rank: 2}\nevaluations: 3\n")
-        (folder / "text.txt").write_text("the long road goes past the small house and the old mill\n" * 40)
         Population.drawn(40, model.config.causal_size, seed=1).save(folder / "people.safetensors")
-        questions = [{"prompt": "How long?", "name": "a"}, {"prompt": "Yes?", "name": "b", "options": ["yes", "no"]}]
-        (folder / "questions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in questions))
+        (folder / "questions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in QUESTIONS))
 
     status, told = wait([child(make, folder / "made.log")])
     if status:
@@ -138,8 +135,6 @@ def child(work: Callable[[], Any], log: Path) -> tuple[int, Path]:
     except SystemExit as leaving:
         status = int(leaving.code or 0)
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -154,23 +149,23 @@ def start(
     one: Command, folder: Path, log: Path, again: str = "", before: Callable[[], None] = lambda: None
 ) -> Processes:
     """A command on all its ranks. before: what the first of them does first; it writes most of the files."""
-    words = f"{one.words} {again}"
-    if one.ranks == 1:
-        return [child(command(words, folder, before), log)]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
 
-    def of(rank: int) -> Callable[[], None]:
-        def first() -> None:
+    def work(rank: int) -> None:
+        if one.ranks > 1:
             known = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": one.ranks, "LOCAL_WORLD_SIZE": one.ranks}
             known |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             os.environ.update({name: str(value) for name, value in known.items()})
-            if rank == 0:
-                before()
+        os.chdir(folder)
+        os.environ["TMPDIR"] = str(folder / "tmp")
+        tempfile.tempdir = None
+        if rank == 0:
+            before()
+        name, *given = f"{one.words} {again}".split()
+        numbers(given) if name == "benchmarks.numbers" else app([name, *given])
 
-        return command(words, folder, first)
-
-    return [child(of(rank), log.with_name(f"{log.name}.{rank}")) for rank in range(one.ranks)]
+    return [child(partial(work, rank), log.with_name(f"{log.name}.{rank}")) for rank in range(one.ranks)]
 
 
 def wait(processes: Processes, seconds: float = _ITS_SECONDS) -> tuple[int, str]:
@@ -190,20 +185,6 @@ def wait(processes: Processes, seconds: float = _ITS_SECONDS) -> tuple[int, str]
         os.waitpid(pid, 0)
     told = "\n".join(log.read_text(errors="replace") for _, log in processes if log.exists())
     return (71, f"it did not end: {told}") if running and not failed else (failed, told)
-
-
-def command(words: str, folder: Path, before: Callable[[], None] = lambda: None) -> Callable[[], None]:
-    """One command line in a folder."""
-
-    def work() -> None:
-        os.chdir(folder)
-        os.environ["TMPDIR"] = str(folder / "tmp")
-        tempfile.tempdir = None
-        before()
-        name, *given = words.split()
-        numbers(given) if name == "benchmarks.numbers" else app([name, *given])
-
-    return work
 
 
 def at_change(folder: Path, number: int, count: Path | None = None) -> Callable[[], None]:
@@ -235,8 +216,7 @@ def at_change(folder: Path, number: int, count: Path | None = None) -> Callable[
     return install
 
 
-@dataclass
-class Known:
+class Known(NamedTuple):
     """Of a command that runs through: what it gives, in how many seconds, with how many changes of files."""
 
     result: Any
@@ -249,7 +229,6 @@ def run(bounds: Bounds, names: tuple[str, ...] = tuple(COMMANDS)) -> Tally:
     tally, known = Tally(), {}
     with tempfile.TemporaryDirectory(prefix="campaign-") as place:
         whole = Path(place) / "whole"
-        whole.mkdir()
         prepare(whole)
         for number, chance in bounds.draws():
             name = names[number % len(names)]
@@ -257,7 +236,6 @@ def run(bounds: Bounds, names: tuple[str, ...] = tuple(COMMANDS)) -> Tally:
             if name not in known:
                 known[name] = _through(name, whole, folder)
             shutil.copytree(whole, folder)
-            _stand(name, folder)
             if number // len(names) % 5 == 1:
                 what, told = f"{name}: two at once", _at_once(name, folder)
             else:
@@ -269,13 +247,8 @@ def run(bounds: Bounds, names: tuple[str, ...] = tuple(COMMANDS)) -> Tally:
     return tally
 
 
-def _stand(name: str, folder: Path) -> None:
-    (folder / "tmp").mkdir()
-
-
 def _through(name: str, whole: Path, folder: Path) -> Known:
     shutil.copytree(whole, folder)
-    _stand(name, folder)
     count = folder.with_name("count")
     started = time.monotonic()
     status, told = wait(start(COMMANDS[name], folder, folder.with_name("log"), before=at_change(folder, 0, count)))

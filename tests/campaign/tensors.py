@@ -25,25 +25,25 @@ _LARGEST = 1e30
 FAMILIES = ("cauchy", "gaussian")
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
-ANY, NEGATIVE, POSITIVE, SHARE = (None, None), (None, 0.0), (0.0, None), (0.0, 1.0)
+ANY, NEGATIVE, POSITIVE, SHARE = (-torch.inf, torch.inf), (-torch.inf, 0.0), (0.0, torch.inf), (0.0, 1.0)
 """Between which two ends a result lies."""
 EVERY, SCORES, LOGS = (-30, 30), (-6, 12), (-30, 2)
 """Powers of ten between which sizes lie: all; those of scores; and those on an axis of logarithms."""
 Ask = Callable[..., Tensor]
-Span = tuple[float | None, float | None]
+Span = tuple[float, float]
 
 # Of a law, on x, loc and scale: what is asked, and where the answer lies.
 OF_LAWS: dict[str, tuple[Ask, Span]] = {
-    "log_cdf": (lambda law, x, loc, scale: law.log_cdf(x, loc, scale), NEGATIVE),
-    "log_sf": (lambda law, x, loc, scale: law.log_sf(x, loc, scale), NEGATIVE),
-    "cdf": (lambda law, x, loc, scale: law.cdf(x, loc, scale), SHARE),
-    "log_prob": (lambda law, x, loc, scale: law.log_prob(x, loc, scale), ANY),
-    "crps": (lambda law, x, loc, scale: law.crps(x, loc, scale), POSITIVE),
-    "log_interval": (lambda law, x, loc, scale: _between(law, x, loc, scale), NEGATIVE),
-}  # fmt: skip
+    "log_cdf": (lambda law, *of: law.log_cdf(*of), NEGATIVE),
+    "log_sf": (lambda law, *of: law.log_sf(*of), NEGATIVE),
+    "cdf": (lambda law, *of: law.cdf(*of), SHARE),
+    "log_prob": (lambda law, *of: law.log_prob(*of), ANY),
+    "crps": (lambda law, *of: law.crps(*of), POSITIVE),
+    "log_interval": (lambda law, *of: _between(law, *of), NEGATIVE),
+}
 # Of the laws of scores alone, at their sizes.
 OF_SCORES: dict[str, tuple[Ask, Span]] = {
-    "linear_scale": (lambda law, x, loc, scale: law.linear_scale(scale.unsqueeze(-1), _column(scale)).squeeze(-1), POSITIVE),
+    "linear_scale": (lambda law, x, loc, scale: law.linear_scale(scale[:, None], scale.new_full((1, 1), 3.0))[:, 0], POSITIVE),
     "kl": (lambda law, x, loc, scale: law.kl(x, scale.flip(0), loc, scale), POSITIVE),
     "ovr_log_probs": (lambda law, x, loc, scale: ovr_log_probs(loc, scale, x, family=law.name)[0], NEGATIVE),
     "ovr_log_probs, graded": (lambda law, x, loc, scale: ovr_log_probs(loc, scale, x, family=law.name, slope=0.5)[1], NEGATIVE),
@@ -74,10 +74,6 @@ def _between(law, x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
     """P of what lies between x and loc, under a law around 0."""
     apart = torch.where(x == loc, x + x.abs() + 1, x)
     return law.log_interval(torch.minimum(apart, loc), torch.maximum(apart, loc), torch.zeros_like(loc), scale)
-
-
-def _column(scale: Tensor) -> Tensor:
-    return torch.full((1, 1), 3.0, dtype=scale.dtype)
 
 
 def _ovr(law, x: Tensor, loc: Tensor, scale: Tensor, impl: str | None) -> Tensor:
@@ -112,14 +108,11 @@ def drawn(
 def _rows() -> list[tuple[str, Ask, Span, tuple[int, int]]]:
     """All that is tried: its name, what is asked of x, loc and scale, where the answer lies, and their sizes."""
     rows = [
-        (f"{f}: {name}", partial(_of_family, f, ask), span, EVERY)
-        for f in FAMILIES
-        for name, (ask, span) in OF_LAWS.items()
+        (f"{family}: {name}", partial(ask, get_family(family)), span, sizes)
+        for asks, sizes in ((OF_LAWS, EVERY), (OF_SCORES, SCORES))
+        for family in FAMILIES
+        for name, (ask, span) in asks.items()
     ]
-    for family in FAMILIES:
-        rows += [
-            (f"{family}: {n}", partial(_of_family, family, ask), span, SCORES) for n, (ask, span) in OF_SCORES.items()
-        ]
     for family in FAMILIES:
         for axis in TRANSFORMS:
             sizes = LOGS if axis in ("log", "symlog") else EVERY
@@ -152,10 +145,6 @@ def _quantile_crps(x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
     return quantile_crps(x, loc.unsqueeze(-1) + scale.unsqueeze(-1) * levels, levels)
 
 
-def _of_family(family: str, ask: Callable[..., Tensor], x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-    return ask(get_family(family), x, loc, scale)
-
-
 def _of_value(family: str, axis: str, ask: Callable[..., Tensor], x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
     values = x.abs() if axis in ("log", "integers") else x
     return ask(ValueLaw(TRANSFORMS[axis], family), values.detach(), loc, scale)
@@ -172,14 +161,12 @@ def check(ask: Ask, arguments: tuple[Tensor, ...], span: Span, *, gradients: boo
             continue
         wrong = found.isnan() | truth.isnan() | truth.isinf() | (found.isinf() & (truth.abs() < _LARGEST))
         if bool(wrong.any()):
-            return f"{name} is {_first(found, wrong)}, in float64 {_first(truth, wrong)}, at {_at(arguments, wrong)}"
+            return f"{name} is {found[wrong][0]}, in float64 {truth[wrong][0]}, at {_at(arguments, wrong)}"
     for found in (answer, true):
-        outside = torch.zeros_like(found, dtype=torch.bool)
         slack = 1e-6 * found.abs().nan_to_num()
-        outside |= found < low - slack if low is not None else outside
-        outside |= found > high + slack if high is not None else outside
+        outside = (found < low - slack) | (found > high + slack)
         if bool(outside.any()):
-            return f"the answer {_first(found, outside)} lies outside {span}, at {_at(arguments, outside)}"
+            return f"the answer {found[outside][0]} lies outside {span}, at {_at(arguments, outside)}"
     return ""
 
 
@@ -191,13 +178,8 @@ def _with_gradients(ask: Callable[..., Tensor], arguments: tuple[Tensor, ...]) -
     return [answer.detach(), *torch.autograd.grad(answer.sum(), leaves, allow_unused=True)]
 
 
-def _first(tensor: Tensor, where: Tensor) -> float:
-    return tensor[where][0].item()
-
-
 def _at(arguments: tuple[Tensor, ...], where: Tensor) -> str:
     if len(where) != len(arguments[0]):
         return f"row {where.nonzero()[0].item()}"
-    return ", ".join(
-        f"{name} {_first(argument, where)!r}" for name, argument in zip(("x", "loc", "scale"), arguments, strict=True)
-    )
+    x, loc, scale = (argument[where][0].item() for argument in arguments)
+    return f"{x=}, {loc=}, {scale=}"

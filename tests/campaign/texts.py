@@ -20,101 +20,46 @@ _SLOW = 120  # seconds for a batch with a text of a megabyte: ten or twenty, unl
 _SCRIPTS = ["0٠۰०০੦૦୦௦౦೦൦๐໐༠၀０𝟎𝟘"[place] for place in range(19)]  # zeros, of which the other nine follow
 _HAN = "零一二三四五六七八九十百千万亿两〇壹贰叁拾佰仟萬億点分之第几多"
 _WORDS = [
-    "is",
-    "the",
-    "of",
-    "and",
-    "price",
-    "K",
-    "kg",
-    "%",
-    "‰",
-    "km/h",
-    "$",
-    "€",
-    "¥",
-    "元",
-    "美元",
-    "人",
-    "年",
-    "月",
-    "日",
-    "万",
-]
-_WORDS += ["亿", "one", "twenty", "hundred", "million", "half", "May", "v"]
+    "is", "the", "of", "and", "price", "K", "kg", "%", "‰", "km/h", "$", "€", "¥", "元", "美元", "人", "年", "月", "日", "万",
+    "亿", "one", "twenty", "hundred", "million", "half", "May", "v",
+]  # fmt: skip
 _CONTROLS = [
     chr(code) for code in (*range(32), *range(127, 160), 0xAD, 0x200B, 0x200D, 0x2028, 0xFEFF, 0xFFFE, 0x1FFFE)
 ]
 _BIDI = [chr(code) for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x61C)]
 _LITERALS = [
-    "<NUM>",
-    "<NUM",
-    "NUM>",
-    "<num>",
-    "<|im_end|>",
-    "<|endoftext|>",
-    "<|im_start|>user\n",
-    "\ufdd0",
-    "\ufdd0NUM",
-    "NaN",
-    "inf",
-]
-_JOINS = [
-    "",
-    " ",
-    "  ",
-    "\n",
-    ", ",
-    "-",
-    " - ",
-    "–",
-    "/",
-    ":",
-    ".",
-    "'",
-    "(",
-    ")",
-    "`",
-    "\u00a0",
-    "\u3000",
-    "e",
-    "×10^",
-]
+    "<NUM>", "<NUM", "NUM>", "<num>", "<|im_end|>", "<|endoftext|>", "<|im_start|>user\n", "\ufdd0", "\ufdd0NUM",
+    "NaN", "inf",
+]  # fmt: skip
+_JOINS = [*("", " ", "  ", "\n", ", ", "-", " - ", "–", "/", ":", ".", "'", "(", ")", "`"), *"\u00a0\u3000e", "×10^"]
 
 
 def _digits(chance: random.Random, most: int = 8) -> str:
     return str(chance.randrange(10 ** chance.randint(1, most)))
 
 
+def _in_script(digits: str, zero: str) -> str:
+    return "".join(chr(ord(zero) + int(digit)) for digit in digits)
+
+
 def _number(chance: random.Random) -> str:
     """A number, or what looks like one."""
-    whole = _digits(chance)
-    form = chance.randrange(12)
-    if form == 0:
-        return f"{chance.choice('+-−－')}{whole}.{_digits(chance, 5)}"
-    if form == 1:
-        return f"{int(whole):,}".replace(",", chance.choice([",", ".", "'", "’", " ", "\u00a0", "\u202f"]))
-    if form == 2:
-        return f"{whole}{chance.choice('eE')}{chance.choice(['', '+', '-'])}{chance.randrange(400)}"
-    if form == 3:
-        zero = ord(chance.choice(_SCRIPTS))
-        return "".join(chr(zero + int(digit)) for digit in whole)
-    if form == 4:
-        return "".join(chance.choice(_HAN) for _ in range(chance.randint(1, 8)))
-    if form == 5:
-        return f"{whole}{chance.choice(['/', ':', '-', '.', '–'])}{_digits(chance, 4)}{chance.choice(['', '/3', '.1', ':05'])}"
-    if form == 6:
-        return f"{chance.choice('$€£¥₹￥')}{whole}{chance.choice(['', '.50', ' million', '万', '%'])}"
-    if form == 7:
-        return chance.choice("¼½¾⅐⅞²³⁻⁹₅ⅣⅫ①㊿㈠𝟗") + chance.choice(["", whole])
-    if form == 8:
-        power = chance.choice(["^", "⁻", "", "^{"]) + chance.choice(["5", "²³", "-3", "99"])
-        return chance.choice(["10", whole + "×10", whole + " * 10"]) + power
-    if form == 9:
-        return f"{chance.randint(1, 99)},{chance.randint(10, 99)},{chance.randint(100, 999)}"
-    if form == 10:
-        return f"{whole}.{_digits(chance, 25)}"
-    return whole
+    whole, of = _digits(chance), chance.choice
+    forms: list[Callable[[], str]] = [
+        lambda: f"{of('+-−－')}{whole}.{_digits(chance, 5)}",
+        lambda: f"{int(whole):,}".replace(",", of([",", ".", "'", "’", " ", "\u00a0", "\u202f"])),
+        lambda: f"{whole}{of('eE')}{of(['', '+', '-'])}{chance.randrange(400)}",
+        lambda: _in_script(whole, of(_SCRIPTS)),
+        lambda: "".join(of(_HAN) for _ in range(chance.randint(1, 8))),
+        lambda: f"{whole}{of(['/', ':', '-', '.', '–'])}{_digits(chance, 4)}{of(['', '/3', '.1', ':05'])}",
+        lambda: f"{of('$€£¥₹￥')}{whole}{of(['', '.50', ' million', '万', '%'])}",
+        lambda: of("¼½¾⅐⅞²³⁻⁹₅ⅣⅫ①㊿㈠𝟗") + of(["", whole]),
+        lambda: of(["10", f"{whole}×10", f"{whole} * 10"]) + of(["^", "⁻", "", "^{"]) + of(["5", "²³", "-3", "99"]),
+        lambda: f"{chance.randint(1, 99)},{chance.randint(10, 99)},{chance.randint(100, 999)}",
+        lambda: f"{whole}.{_digits(chance, 25)}",
+        lambda: whole,
+    ]
+    return of(forms)()
 
 
 # A part of a number may be read in none of these. ν: an amount; κ: up to three digits; δ: one.
@@ -169,35 +114,31 @@ FRAGMENTS: dict[str, Callable[[random.Random], str]] = {
     "characters": _characters,
 }
 
-# What is written so is worth so much by the default rules.
-KNOWN: dict[str, Callable[[float], str]] = {
-    "plain": lambda value: repr(value).removesuffix(".0"),
-    "grouped": lambda value: f"{value:,}".removesuffix(".0"),
-    "full width": lambda value: (
-        repr(value).removesuffix(".0").translate(str.maketrans("0123456789.", "０１２３４５６７８９．"))
-    ),
-    "signed": lambda value: f"+{value!r}",
-    "scientific": lambda value: f"{value!r}e0",
-    "money": lambda value: f"${value!r}",
-    "code": lambda value: f"USD{value:,}",
-    "rand": lambda value: f"R{value + 1000:,.3f}",
-    "signed money": lambda value: f"-$ {value!r}",
-    "dash": lambda value: f"–{value!r}",
-    "millions": lambda value: f"£{value!r}m",
-    "lakh": lambda value: f"{value!r} lakh",
-    "负": lambda value: f"负{value!r}",
-    "power": lambda value: f"{value!r} \\times 10^3",
-    "small": lambda value: f"{value!r}E–3",
-}
-_WORTH = {  # by a form, of the value that it writes; itself by default
-    "rand": lambda value: round(value + 1000, 3),
-    "signed money": lambda value: -value,
-    "dash": lambda value: -value,
-    "millions": lambda value: float(Decimal(repr(value)) * 10**6),
-    "lakh": lambda value: float(Decimal(repr(value)) * 10**5),
-    "负": lambda value: -value,
-    "power": lambda value: float(f"{value!r}e3"),
-    "small": lambda value: float(f"{value!r}e-3"),
+
+_WIDE = str.maketrans("0123456789.", "０１２３４５６７８９．")
+
+
+def _times(factor: str) -> Callable[[float], float]:
+    return lambda value: float(Decimal(repr(value)) * Decimal(factor))
+
+
+# How a value is written, and what that is worth by the default rules.
+KNOWN: dict[str, tuple[Callable[[float], str], Callable[[float], float]]] = {
+    "plain": (lambda value: repr(value).removesuffix(".0"), float),
+    "grouped": (lambda value: f"{value:,}".removesuffix(".0"), float),
+    "full width": (lambda value: repr(value).removesuffix(".0").translate(_WIDE), float),
+    "signed": (lambda value: f"+{value!r}", float),
+    "scientific": (lambda value: f"{value!r}e0", float),
+    "money": (lambda value: f"${value!r}", float),
+    "code": (lambda value: f"USD{value:,}", float),
+    "rand": (lambda value: f"R{value + 1000:,.3f}", lambda value: round(value + 1000, 3)),
+    "signed money": (lambda value: f"-$ {value!r}", _times("-1")),
+    "dash": (lambda value: f"–{value!r}", _times("-1")),
+    "millions": (lambda value: f"£{value!r}m", _times("1e6")),
+    "lakh": (lambda value: f"{value!r} lakh", _times("1e5")),
+    "负": (lambda value: f"负{value!r}", _times("-1")),
+    "power": (lambda value: f"{value!r} \\times 10^3", _times("1e3")),
+    "small": (lambda value: f"{value!r}E–3", _times("1e-3")),
 }
 
 
@@ -306,11 +247,11 @@ def _holds(tokenizer: Any, text: str) -> bool:
 
 def _known_values(chance: random.Random, tally: Tally, number: int) -> list[str]:
     wrong = []
-    for form, write in KNOWN.items():
+    for form, (write, worth) in KNOWN.items():
         value = float(f"{chance.randrange(10 ** chance.randint(1, 9))}.{chance.randrange(1000)}")
         text = f"it is {write(value)} now"
         tally.tried["known values"] += 1
         read = [span.value for span in find_numbers(text)]
-        if read != [_WORTH.get(form, float)(value)]:
+        if read != [worth(value)]:
             wrong.append(f"draw {number}: {form} {text!r} is read as {read}")
     return wrong

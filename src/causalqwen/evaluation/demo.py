@@ -52,10 +52,8 @@ def run_demo(
     known = {f"{part}_examples": examples[part] for part in ("train", "validation")}
     result = evaluate(model, examples["test"], folder / "work", **known)
     metrics = result["metrics"]
-    metrics["language"] = {
-        "before": {name: getattr(proof, name) for name in ("tokens", "identical_logits", "agreement")},
-        "after": compare_with_backbone(model, paragraphs),
-    }
+    before = {name: getattr(proof, name) for name in ("tokens", "identical_logits", "agreement")}
+    metrics["language"] = {"before": before, "after": compare_with_backbone(model, paragraphs)}
 
     say("5/6 three people, and what one would have said")
     shown: dict[str, Any] = {"people": people(model), "openings": OPENINGS}
@@ -64,17 +62,11 @@ def run_demo(
     say("6/6 the report")
     metrics["seconds"] = time.perf_counter() - started
     write_metrics(output / "metrics.json", metrics)
-    write_page(
-        output / "report.html",
-        "demo.html",
-        backbone=backbone,
-        sizes={name: len(part) for name, part in rows.items()},
-        facts=[f"{proof}.", *_facts(metrics)],
-        metrics=metrics,
-        examples=example_rows(model, result["prompts"], result["values"]),
-        **shown,
-        **value_figures(result["law"], result["values"], "K"),
-    )
+    shown |= {"backbone": backbone, "sizes": {name: len(part) for name, part in rows.items()}}
+    shown |= value_figures(result["law"], result["values"], "K")
+    shown["examples"] = example_rows(model, result["prompts"], result["values"])
+    facts = [f"{proof}.", *_facts(metrics)]
+    write_page(output / "report.html", "demo.html", facts=facts, metrics=metrics, **shown)
     example = records["test"][0]
     (found,) = model.predict_number(PROMPT.format(**example))
     say(f"for example, {example['name']} (observed {example['kelvin']} K): {found}")

@@ -15,8 +15,7 @@ from causalqwen.data import RowError
 from causalqwen.data.rows import arrow_for
 from causalqwen.files import batches, json_line, put, suffix_of, write_text, writing
 
-_ROWS_AT_ONCE = 4096
-"""Rows of a table that are written at once."""
+_ROWS_AT_ONCE = 4096  # of a table, when it is written
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Answers:
     """A row for each item of `source`: what `answer` says of a batch of them.
 
     options: what rows depend on beside the items; kept beside them. belongs: whether a row that was kept is that of an item.
-    total: how many items there are, for the progress bar, which names what is `doing`.
+    total, doing: the progress bar's.
     """
 
     options: dict[str, Any]
@@ -108,13 +107,12 @@ def _write_parquet(lines: Path, output: Path) -> None:
     schema = pa.schema([(name, pa.string() if kind is None else kind) for name, kind in kinds.items()])
     with writing(output) as part, pa.parquet.ParquetWriter(part, schema) as writer:
         for rows in _parts(lines):
-            arrays = []
-            for field in schema:
-                cells = [row.get(field.name) for row in rows]
-                if kinds[field.name] is None:
-                    cells = [None if cell is None else json.dumps(cell, ensure_ascii=False) for cell in cells]
-                arrays.append(pa.array(cells, field.type))
-            writer.write_table(pa.table(arrays, schema=schema))
+            for row in rows:
+                as_text = {
+                    name: row[name] for name, kind in kinds.items() if kind is None and row.get(name) is not None
+                }
+                row |= {name: json.dumps(cell, ensure_ascii=False) for name, cell in as_text.items()}
+            writer.write_table(pa.Table.from_pylist(rows, schema))
 
 
 def _parts(lines: Path) -> Iterator[list[dict[str, Any]]]:
@@ -142,18 +140,13 @@ def _holds(pa: Any, kind: Any, cells: list[Any]) -> bool:
 
 def _write_csv(lines: Path, output: Path) -> None:
     """JSON lines of the same fields as CSV; what is nested stays JSON. It appears by rename."""
-    with (
-        lines.open(encoding="utf-8") as file,
-        writing(output) as part,
-        part.open("w", encoding="utf-8", newline="") as out,
-    ):
-        writer = csv.writer(out)
-        for number, row in enumerate(map(json.loads, file)):
-            if not number:
+    with writing(output) as part, part.open("w", encoding="utf-8", newline="") as out:
+        writer, rows = csv.writer(out), (row for rows in _parts(lines) for row in rows)
+        for number, row in enumerate(rows):
+            if number == 0:
                 writer.writerow(row)
-            writer.writerow(
-                json.dumps(v, ensure_ascii=False) if isinstance(v, dict | list) else v for v in row.values()
-            )
+            cells = row.values()
+            writer.writerow(json.dumps(v, ensure_ascii=False) if isinstance(v, dict | list) else v for v in cells)
 
 
 _WRITERS = {".parquet": _write_parquet, ".csv": _write_csv}

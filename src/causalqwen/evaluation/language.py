@@ -93,10 +93,9 @@ def calibration_error(probability: Tensor, right: Tensor) -> tuple[float, list[l
     """Expected calibration error over 15 equal bins (Naeini et al. 2015), and each bin's mean p, share right, and count."""
     index = (probability * BINS).long().clamp(max=BINS - 1)
     bins = []
-    for place in range(BINS):
+    for place in index.unique():
         inside = index == place
-        if bool(inside.any()):
-            bins.append([probability[inside].mean().item(), right[inside].double().mean().item(), inside.sum().item()])
+        bins.append([probability[inside].mean().item(), right[inside].double().mean().item(), inside.sum().item()])
     return sum(count * abs(p - share) for p, share, count in bins) / len(probability), bins
 
 
@@ -164,16 +163,15 @@ def text_curves(
     """
     points = []
     seeds = [seed * 1000 + row for row in range(len(prompts))]
-    for name, settings in SWEEP.items():
-        for setting in settings:
-            if name in ("top-p", "temperature"):
-                plan = CausalDecoding.preset("softmax", seed=seed, temperature=setting.get("temperature", 1.0))
-                texts = _write(model, prompts, plan, new_tokens, top_k=0, top_p=setting.get("top_p", 1.0))
-            else:
-                texts = _write(model, prompts, CausalDecoding.preset(name, seed=seeds, **setting), new_tokens)
-            point = {"sampler": name, **setting, **score_texts(model, prompts, texts)}
-            say(f"{name} {setting}: perplexity {point['perplexity']:.2f}, distinct-2 {point['distinct_2']:.3f}")
-            points.append(point)
+    for name, setting in ((name, setting) for name, settings in SWEEP.items() for setting in settings):
+        if name in ("top-p", "temperature"):
+            plan = CausalDecoding.preset("softmax", seed=seed, temperature=setting.get("temperature", 1.0))
+            texts = _write(model, prompts, plan, new_tokens, top_k=0, top_p=setting.get("top_p", 1.0))
+        else:
+            texts = _write(model, prompts, CausalDecoding.preset(name, seed=seeds, **setting), new_tokens)
+        point = {"sampler": name, **setting, **score_texts(model, prompts, texts)}
+        say(f"{name} {setting}: perplexity {point['perplexity']:.2f}, distinct-2 {point['distinct_2']:.3f}")
+        points.append(point)
     return points
 
 
@@ -191,22 +189,21 @@ def _write(
 
 def score_texts(model: CausalQwenForCausalLM, prompts: Sequence[str], texts: Sequence[str]) -> dict[str, float]:
     """perplexity, distinct_1, distinct_2 and self_bleu of continuations."""
-    words = [text.split() for text in texts]
-    bleu = BLEU(effective_order=True)
-    similar = []
-    for index, text in enumerate(texts if len(texts) > 1 else []):
-        others = [other for place, other in enumerate(texts) if place != index]
-        similar.append(bleu.sentence_score(text, others).score / 100)
+    bleu, similar = BLEU(effective_order=True), [0.0]
+    if len(texts) > 1:
+        others = ([*texts[:at], *texts[at + 1 :]] for at in range(len(texts)))
+        similar = [bleu.sentence_score(*pair).score / 100 for pair in zip(texts, others, strict=True)]
 
     def distinct(size: int) -> float:
-        grams = [tuple(line[i : i + size]) for line in words for i in range(len(line) - size + 1)]
+        lines = [text.split() for text in texts]
+        grams = [tuple(line[i : i + size]) for line in lines for i in range(len(line) - size + 1)]
         return len(set(grams)) / max(len(grams), 1)
 
     return {
         "perplexity": backbone_perplexity(model, prompts, texts),
         "distinct_1": distinct(1),
         "distinct_2": distinct(2),
-        "self_bleu": float(np.mean(similar)) if similar else 0.0,
+        "self_bleu": float(np.mean(similar)),
     }
 
 
@@ -230,28 +227,28 @@ def perplexity_ratios(points: Sequence[dict[str, Any]]) -> dict[str, dict[str, f
     Returns, per sampler, `at`: its curve where top-p stands at p = 0.9, and `along`: the geometric mean over its points of
     their perplexity over top-p's curve; None where the curves do not overlap there.
     """
-    curves = {
-        sampler: sorted((p["distinct_2"], math.log(p["perplexity"])) for p in points if p["sampler"] == sampler)
-        for sampler in dict.fromkeys(p["sampler"] for p in points)
-    }
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for p in points:
+        curves.setdefault(p["sampler"], []).append((p["distinct_2"], math.log(p["perplexity"])))
     (anchor,) = [p for p in points if p["sampler"] == "top-p" and p["top_p"] == 0.9]
 
-    def gap(curve: list[tuple[float, float]], diversity: float, fluency: float) -> float | None:
-        """How far a curve lies above a point, in log perplexity; None where it does not pass it."""
-        if not curve[0][0] <= diversity <= curve[-1][0]:
-            return None
-        along, heights = np.array(curve).T
-        return float(np.interp(diversity, along, heights)) - fluency
+    def gaps(curve: list[tuple[float, float]], others: list[tuple[float, float]]) -> list[float]:
+        """How far a curve lies above each point that it passes, in log perplexity."""
+        along, heights = np.array(sorted(curve)).T
+        passed = [(at, height) for at, height in others if along[0] <= at <= along[-1]]
+        return [float(np.interp(at, along, heights)) - height for at, height in passed]
 
-    ratios: dict[str, dict[str, float | None]] = {}
-    for sampler, curve in curves.items():
-        at = gap(curve, anchor["distinct_2"], math.log(anchor["perplexity"]))
-        along = [g for g in (gap(curves["top-p"], *point) for point in curve) if g is not None]
-        ratios[sampler] = {
-            "at": None if at is None else math.exp(at),
-            "along": math.exp(-float(np.mean(along))) if along else None,
+    def ratio(differences: list[float]) -> float | None:
+        return math.exp(float(np.mean(differences))) if differences else None
+
+    at = [(anchor["distinct_2"], math.log(anchor["perplexity"]))]
+    return {
+        sampler: {
+            "at": ratio(gaps(curve, at)),
+            "along": ratio([-gap for gap in gaps(curves["top-p"], sorted(curve))]),
         }
-    return ratios
+        for sampler, curve in curves.items()
+    }
 
 
 def individual_resemblance(

@@ -4,6 +4,7 @@ what they favour (theory 3.12, 3.14, 3.15)."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -43,12 +44,10 @@ def what_each_told(
 ) -> list[Heard]:
     """Each of the observations, those first that told most. For an individual who knows numbers alone, words told nothing."""
     words_count = not (individual.is_inferred and individual.knows_values)
-    found = [
-        _hear_choice(model, individual, heard, words_count)
-        if isinstance(heard, Choice)
-        else _hear_text(model, individual, heard, words_count)
-        for heard in observations
-    ]
+    found = []
+    for said in observations:
+        hear: Any = _hear_choice if isinstance(said, Choice) else _hear_text
+        found.append(hear(model, individual, said, words_count))
     return sorted(found, key=lambda heard: -abs(heard.gain))
 
 
@@ -124,11 +123,11 @@ def write_portrait(
     people = [(name, individual), *beside]
     normal, widths = individual.normal, covariance_of(individual).diagonal().sqrt()
     furthest = (normal.abs() / widths.clamp(min=1e-12)).argsort(descending=True)[:_COORDINATES].tolist()
-    # What is known of each is drawn as a number is: its posterior.
-    posteriors = [
-        NumberPrediction(normal[at].item(), max(widths[at].item(), 1e-9), None, ValueLaw(family="gaussian"))
-        for at in furthest
-    ]
+    coordinates = []
+    for at in furthest:  # what is known of each is drawn as a number is: its posterior
+        width = max(widths[at].item(), 1e-9)
+        posterior = NumberPrediction(normal[at].item(), width, None, ValueLaw(family="gaussian"))
+        coordinates.append(number_row(str(at), 0.0, posterior))
     said, evidence = what_told(model, texts, individual) if texts else ([], ())
     each = what_each_told(model, individual, heard)
     favoured = favoured_tokens(model, evidence, individual) if evidence and len(evidence[0]) else ([], [])
@@ -136,8 +135,7 @@ def write_portrait(
     write_page(
         path, "portrait.html", title=name[:1].upper() + name[1:], width="58rem", about=str(individual),
         names=[name for name, _ in people], plane=lie_among([who for _, who in people]).plain,
-        coordinates=[number_row(str(at), 0.0, law) for at, law in zip(furthest, posteriors, strict=True)],
-        apart=int((normal.abs() > 1.645 * widths).sum()), size=size, shown=sum(map(len, said)),
+        coordinates=coordinates, apart=int((normal.abs() > 1.645 * widths).sum()), size=size, shown=sum(map(len, said)),
         total=sum(int((~encode_text(model, text).digits).sum()) for text in texts),
         portrait={
             "name": name, "words": [[piece.plain for piece in text] for text in said],

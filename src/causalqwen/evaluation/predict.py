@@ -57,32 +57,17 @@ def _predict_batch(model: CausalQwenForCausalLM, rows: Sequence[Row], raw: bool)
     prompts = [place for place, row in enumerate(rows) if row.asks_number]
     texts = [place for place, row in enumerate(rows) if not row.asks_number]
     asked = [rows[place].text(model.processor) for place in prompts]
-    of_texts: Iterator[list[dict[str, Any]]] = iter(())
     with model.frozen_vocabulary():
         predicted = model.predict_number(asked, len(rows), classes=[classes[place] for place in prompts])
-        if texts:
-            read = [examples[place] for place in texts]
-            of_texts = iter(_predict_texts(model, read, [classes[place] for place in texts], raw))
+        read, of_kind = [examples[place] for place in texts], [classes[place] for place in texts]
+        of_texts = iter(_predict_texts(model, read, of_kind, raw) if texts else [])
     of_prompts = iter(describe_all(predicted, [rows[place].value for place in prompts], raw=raw))
     return [_own(row) | (next(of_prompts) if row.asks_number else {"numbers": next(of_texts)}) for row in rows]
-
-
-def _count(scored: Scored, entry: dict[str, Any], row: Row) -> bool:
-    """Add a row's predictions; True."""
-    pairs = [(entry, row.value)] if row.asks_number else [(number, number["value"]) for number in entry["numbers"]]
-    for prediction, value in pairs:
-        scored.add(prediction, value)
-    return True
 
 
 def _own(row: Row) -> dict[str, Any]:
     """What a row holds, under the names that it has beside its prediction."""
     return kept_beside(row.fields, (*DESCRIBED, "numbers"))
-
-
-def _belongs(kept: dict[str, Any], row: Row) -> bool:
-    own = _own(row)
-    return json.dumps({name: kept.get(name) for name in own}) == json.dumps(json.loads(json_line(own)))
 
 
 @torch.no_grad()
@@ -104,13 +89,11 @@ def _predict_texts(
         predictions += model.predict_values(features[row, before], None, offered, [classes[row]] * len(before))
         values += [example.numeric_values[place] for place in behind_words]
     described = iter(describe_all(predictions, values, raw=raw))
-    return [
-        [
-            {"value": example.numeric_values[place]} | (next(described) if place > 0 else {"median": None})
-            for place in of_row
-        ]
-        for example, of_row in zip(examples, places, strict=True)
-    ]
+
+    def number(example: Example, place: int) -> dict[str, Any]:
+        return {"value": example.numeric_values[place]} | (next(described) if place > 0 else {"median": None})
+
+    return [[number(one, place) for place in of_row] for one, of_row in zip(examples, places, strict=True)]
 
 
 def predict_file(
@@ -126,9 +109,8 @@ def predict_file(
 ) -> int:
     """`predict_rows` from file to file (`.parquet`, else JSON lines), a batch in memory at a time. Returns the rows.
 
-    Rows are kept in `output`.part.jsonl as they come, and `output` appears by rename when the last one is there. A run that
-    was stopped, however it was, is taken up with `resume=True`: the rows kept are held against the source, and the rest
-    comes out as it would have, each row once.
+    A run that was stopped, however it was, is taken up with `resume=True` (`write_kept`): the rest comes out as it would have,
+    each row once.
 
     Args:
         total: how many rows the source has, for the progress bar. scored: counts the rows whose values are known.
@@ -143,24 +125,25 @@ def predict_file(
     check_output(output)
     counted = Scored() if scored is None else scored
 
+    def count(entry: dict[str, Any], row: Row) -> None:
+        for prediction in [entry] if row.asks_number else entry["numbers"]:
+            counted.add(prediction, row.value if row.asks_number else prediction["value"])
+
     def answer(rows: Sequence[Row]) -> list[dict[str, Any]]:
         entries = _predict_batch(model, rows, raw)
         for entry, row in zip(entries, rows, strict=True):
-            _count(counted, entry, row)
+            count(entry, row)
         return entries
 
     def belongs(kept: dict[str, Any], row: Row) -> bool:
-        return _belongs(kept, row) and _count(counted, kept, row)
+        own = _own(row)
+        is_its = json.dumps({name: kept.get(name) for name in own}) == json.dumps(json.loads(json_line(own)))
+        if is_its:
+            count(kept, row)
+        return is_its
 
-    answers = Answers(
-        {"model": fingerprint(model), "raw": raw, "batch_size": batch_size},
-        stream_rows(source),
-        answer,
-        belongs,
-        batch_size=batch_size,
-        total=total,
-        doing="predicting",
-    )
+    options = {"model": fingerprint(model), "raw": raw, "batch_size": batch_size}
+    answers = Answers(options, stream_rows(source), answer, belongs, batch_size, total, "predicting")
     with casting_once(model), model.frozen_vocabulary():
         return write_kept(output, answers, resume=resume)
 

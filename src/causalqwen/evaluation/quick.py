@@ -111,23 +111,20 @@ def quick_demo(
     took("people", "3. Three people", f"Each is drawn once, and goes on from: {OPENINGS[0]} ...", *went_on)
     world = other_world(model)
     same = "the same words" if world["unchanged"] == world["said"] else "{prompt}{unchanged}".format(**world)
-    took(
-        "counterfactual",
-        "4. What would have been said",
+    lines = [
         f"Somebody who was heard saying {' '.join(HEARD)!r} says:",
         "{prompt}{said}".format(**world),
         f"With nothing changed, and the noise kept that explains it: {same}",
         "With another beginning, and all else kept: {edited_prompt}{edited}".format(**world),
-    )
-    tell(
-        _part(
-            "Where to look next",
-            f"causalqwen generate --model {output / 'model'} --preset persona --seed 4 --prompt 'The old man'",
-            "causalqwen demo: all of this learned from more, and scored (pip install 'causalqwen[demo]')",
-            "causalqwen fit: numbers from a table of your own (pip install 'causalqwen[tables]')",
-            f"This took {sum(seconds.values()):.0f} seconds. The model is in {output / 'model'}.",
-        )
-    )
+    ]
+    took("counterfactual", "4. What would have been said", *lines)
+    lines = [
+        f"causalqwen generate --model {output / 'model'} --preset persona --seed 4 --prompt 'The old man'",
+        "causalqwen demo: all of this learned from more, and scored (pip install 'causalqwen[demo]')",
+        "causalqwen fit: numbers from a table of your own (pip install 'causalqwen[tables]')",
+        f"This took {sum(seconds.values()):.0f} seconds. The model is in {output / 'model'}.",
+    ]
+    tell(_part("Where to look next", *lines))
     return {"proof": asdict(proof)} | number | {"people": persons, "world": world, "seconds": seconds}
 
 

@@ -89,18 +89,13 @@ def fit_constant(train: NumberTable, validation: NumberTable, seed: int) -> Pred
 
 def fit_ngram_ridge(train: NumberTable, validation: NumberTable, seed: int) -> Predictor:
     """Ridge on TF-IDF of the prompts' character 2- to 5-grams, `KernelRidge`, on the rows of both tables: it needs none to
-    choose by. What a good engineer writes in twenty lines, and the strongest plain rival where letters tell. Of more than
-    `MOST_RIDGE_ROWS` rows some are drawn: the kernel is quadratic in them."""
+    choose by. Of more than `MOST_RIDGE_ROWS` rows some are drawn: the kernel is quadratic in them."""
     grams = TfidfVectorizer(analyzer="char", ngram_range=(2, 5), sublinear_tf=True)
     prompts, values = [*train.prompts, *validation.prompts], np.concatenate([train.values, validation.values])
     some = np.random.default_rng(seed).permutation(len(values))[:MOST_RIDGE_ROWS]
     known = grams.fit_transform([prompts[place] for place in some])
     ridge = KernelRidge((known @ known.T).toarray(), values[some])
-
-    def predict(table: NumberTable) -> Forecast:
-        return Forecast(ridge.predict((grams.transform(table.prompts) @ known.T).toarray()), calibrated=True)
-
-    return predict
+    return lambda table: Forecast(ridge.predict((grams.transform(table.prompts) @ known.T).toarray()), calibrated=True)
 
 
 def fit_constant_cauchy(train: NumberTable, validation: NumberTable, seed: int) -> Predictor:

@@ -74,10 +74,8 @@ def survey_report(table: Any, questions: Sequence[Question]) -> SurveyReport:
         else:
             columns[question.name] = said.to_numpy(float)
             shares = _binned(columns[question.name])
-        numbers = columns.get(question.name)
-        summary = None
-        if numbers is not None:
-            summary = [numbers.mean(), numbers.std(), *np.quantile(numbers, (0.5, 0.05, 0.95))]
+        of = columns.get(question.name)
+        summary = None if of is None else [of.mean(), of.std(), *np.quantile(of, (0.5, 0.05, 0.95))]
         answered.append(Answered(question.name, shares, summary))
     values = pandas.DataFrame({name: column for name, column in columns.items() if column.std() > 0})
     together = values.corr("spearman").to_numpy().tolist()
@@ -116,8 +114,8 @@ def _who_differs(table: Any, questions: Sequence[Question], values: Any) -> list
     if values.empty:
         return []
     people = table["person"].astype(str)
-    beside = {"person", "draw", *(question.name for question in questions)}
-    facts = table[[column for column in table.columns if column not in beside]].groupby(people).head(1)
+    facts = table.drop(columns=["person", "draw", *(question.name for question in questions)], errors="ignore")
+    facts = facts.groupby(people).head(1)
     facts.index = people[facts.index]
     away = (values - values.mean()) / values.std(ddof=0)
     far = (away.groupby(people).mean() ** 2).mean(axis=1) ** 0.5

@@ -41,22 +41,21 @@ def survey_file(
     if population.numbers is not None:
         people.update(population.numbers.numpy().tobytes())
     people.update(repr((list(population.names), dict(population.facts), population.evidence)).encode())
+    told = [dataclasses.asdict(question) for question in asked.questions]
     options = {
         "model": fingerprint(model),
         "people": people.hexdigest(),
-        "questions": [dataclasses.asdict(question) for question in asked.questions],
+        "questions": told,
         "draws": draws,
         "seed": seed,
     }
-    answers = Answers(
-        options,
-        asked.items(),
-        asked.rows,
-        lambda kept, item: (kept.get("person"), kept.get("draw", 0)) == (population.names[item[0]], item[1]),
-        batch_size=_TEXTS_AT_ONCE if any(question.kind == "text" for question in asked.questions) else PEOPLE_AT_ONCE,
-        total=len(population) * max(draws, 1),
-        doing="asking",
-    )
+
+    def belongs(kept: dict[str, Any], item: tuple[int, int]) -> bool:
+        return (kept.get("person"), kept.get("draw", 0)) == (population.names[item[0]], item[1])
+
+    size = _TEXTS_AT_ONCE if any(question.kind == "text" for question in asked.questions) else PEOPLE_AT_ONCE
+    total = len(population) * max(draws, 1)
+    answers = Answers(options, asked.items(), asked.rows, belongs, size, total, "asking")
     return write_kept(output, answers, resume=resume)
 
 
@@ -82,6 +81,5 @@ class TableSurvey:
         if unknown := [name for name in names if name not in self.places]:
             raise ValueError(f"nobody of the population is called {unknown[0]!r}")
         draws = table.column("draw").to_pylist() if "draw" in table.column_names else [0] * len(names)
-        return pa.Table.from_pylist(
-            self.survey.rows([(self.places[name], draw) for name, draw in zip(names, draws, strict=True)])
-        )
+        items = zip((self.places[name] for name in names), draws, strict=True)
+        return pa.Table.from_pylist(self.survey.rows(list(items)))

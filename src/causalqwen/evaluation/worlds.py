@@ -72,14 +72,10 @@ def write_worlds(
         worlds: of each individual, under each intervention, the samples. noise: "abduct" or "redraw".
     """
     labels = ["as it was", *(f"edit {place}" for place in range(1, len(interventions)))]
-    columns = [
-        {
-            "label": label,
-            "prompt": segments(observed.prompt, edit.prompt_from(observed.prompt)),
-            "set": _what_is_set(edit),
-        }
-        for label, edit in zip(labels, interventions, strict=True)
-    ]
+    columns = []
+    for label, edit in zip(labels, interventions, strict=True):
+        prompt = segments(observed.prompt, edit.prompt_from(observed.prompt))
+        columns.append({"label": label, "prompt": prompt, "set": _what_is_set(edit)})
     rows, numbers = [], []
     for (name, who), of_person in zip(people, worlds, strict=True):
         cells = []
@@ -91,7 +87,9 @@ def write_worlds(
                 for (_, of_text), times in texts
                 for place, number in enumerate(of_text)
             ]
-        rows.append({"name": name, "about": _about(who), "cells": cells})
+        tokens, values = sum(e.tokens for e in who.evidence), sum(e.values for e in who.evidence)
+        known = f"inferred from {tokens:,} tokens and {values:,} values" if who.evidence else "known exactly"
+        rows.append({"name": name, "about": known, "cells": cells})
     numbers.sort(key=lambda row: row[0])  # the first values of all texts first
     write_page(
         path, "worlds.html", title="What they would have said", width="84rem", kept=noise == "abduct",
@@ -108,16 +106,9 @@ def _what_is_set(edit: Intervention) -> list[str]:
     return [*speaker, *(f"behind {place} tokens: {lines[place]}" for place in sorted(lines))]
 
 
-def _about(who: Individual) -> str:
-    tokens, values = sum(e.tokens for e in who.evidence), sum(e.values for e in who.evidence)
-    return f"inferred from {tokens:,} tokens and {values:,} values" if who.evidence else "known exactly"
-
-
 def _distinct(cell: Sequence[Told]) -> list[tuple[tuple[str, list[WorldNumber]], str]]:
     """The different texts of a cell in their order, each with its numbers, and in how many of several worlds it stands."""
     first = {world.text: numbers for world, numbers in reversed(cell)}
     times = Counter(world.text for world, _ in cell)
-    return [
-        ((text, first[text]), f"{count} of {len(cell)} worlds" if len(cell) > 1 else "")
-        for text, count in times.items()
-    ]
+    told = f" of {len(cell)} worlds" if len(cell) > 1 else ""
+    return [((text, first[text]), told and f"{count}{told}") for text, count in times.items()]
