@@ -6,13 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from causalqwen import (
-    AbductionNetwork,
-    CausalDecoding,
-    CausalQwenForCausalLM,
-    Individual,
-    ovr_loss,
-)
+from causalqwen import AbductionNetwork, CausalDecoding, CausalQwenForCausalLM, Individual, ovr_loss
 from causalqwen.losses import ovr_log_probs, shift_targets
 from conftest import action_of, graft_tiny
 

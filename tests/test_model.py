@@ -8,13 +8,7 @@ from contextvars import copy_context
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoProcessor,
-    BertConfig,
-    BertForMaskedLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoProcessor, BertConfig, BertForMaskedLM
 
 from causalqwen import (
     AbductionNetwork,

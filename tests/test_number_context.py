@@ -9,13 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
-from causalqwen import (
-    CausalDecoding,
-    CausalQwenForCausalLM,
-    CausalQwenProcessor,
-    NumberTextStreamer,
-    Observation,
-)
+from causalqwen import CausalDecoding, CausalQwenForCausalLM, CausalQwenProcessor, NumberTextStreamer, Observation
 from causalqwen.data import Row, encode_rows, synthetic
 from causalqwen.data.encoding import collate
 from causalqwen.data.texts import speech_paragraphs

@@ -45,12 +45,8 @@ from causalqwen.parts.copying import Candidates
 from causalqwen.parts.kernel_reader import KernelReader
 
 _LEFT_OUT = 1e4  # by so much do tokens that top-k, top-p and min-p leave out come after those that they keep
-POSITIONS_AT_ONCE = 256
-"""How many positions have all their scores held at once, where they are looked at one by one."""
-
-ROWS_IN_CACHE = 8
-"""How many rows of scores stay in a core's cache while one thing after another is taken of them, which is several times as
-fast. On a GPU it is the number of kernels that takes the time: `POSITIONS_AT_ONCE` there."""
+POSITIONS_AT_ONCE = 256  # have all their scores held, where they are looked at one by one
+ROWS_IN_CACHE = 8  # of scores: in a core's cache, several passes take a fraction of the time; on a GPU kernels do
 
 
 class Grafted(Protocol):
@@ -59,17 +55,11 @@ class Grafted(Protocol):
     config: CausalQwenConfig
     abduction: AbductionNetwork
     action: ActionNetwork
-    training: bool
 
     @property
-    def value_reader(self) -> ValueBranch | KernelReader | PlainReader:
-        """How the value head reads U."""
-
-    def copy_law(self, features: Tensor, candidates: Candidates | None, law: Any) -> Any:
-        """The law of values that may be copied from their context; `law` where there are no candidates."""
-
-    def vocabulary(self) -> Vocabulary:
-        """W_cls as it is now."""
+    def value_reader(self) -> ValueBranch | KernelReader | PlainReader: ...
+    def copy_law(self, features: Tensor, candidates: Candidates | None, law: Any) -> Any: ...
+    def vocabulary(self) -> Vocabulary: ...
 
 
 class Chain:
@@ -83,26 +73,26 @@ class Chain:
     def __init__(
         self, model: Grafted, features: Tensor, draws: Draws | None = None, words: Vocabulary | None = None
     ) -> None:
-        self.model, self.whole, self.draws = model, features, draws or Integrated()
+        self.model, self.whole = model, features
+        self.draws: Any = draws or Integrated()  # those of a plan may race too
         self.features = features[..., : model.config.hidden_size].to(model.abduction.loc_net.weight.dtype)
         self.action, self.words = model.action, words or model.vocabulary()
 
     # ---- abduction: who speaks ---------------------------------------------------------------------------------------
 
     @cached_property
-    def individual_law(self) -> LawOfU:
-        """Who speaks (theory 2.3)."""
+    def _individual(self) -> LawOfU:
         return self.model.abduction.law(self.features)
 
     @cached_property
     def loc_U(self) -> Tensor:
         """W_loc z + b_loc [..., C], in the dtype of W_loc (theory 2.3)."""
-        return self.individual_law.loc
+        return self._individual.loc
 
     @cached_property
     def scale_U(self) -> Tensor:
         """softplus or exp of W_scale z + b_scale [..., C], float32 at least, positive (theory 2.3)."""
-        return self.individual_law.scale
+        return self._individual.scale
 
     # ---- situation: the individual, and the noise they meet ------------------------------------------------------------
 
@@ -111,8 +101,7 @@ class Chain:
         """loc_U + T δ_U + T δ_ε [..., C], in the dtype of loc_U (theory 3.9).
 
         δ_U = scale_U Q(e1) is what is drawn of the individual, δ_ε = |b_noise| Q(e2) of the noise: e1 and e2 are uniform on
-        (0, 1), Q the family's quantile function, T the temperature. A `CausalDecoding` says which of them are drawn,
-        `BoundDecoding` gives each row its seed, and `draws` is what comes of both at these positions.
+        (0, 1), Q the family's quantile function, T the temperature.
         """
         if not self.draws.moves:
             return self.loc_U
@@ -168,9 +157,8 @@ class Chain:
         sums = []
         for block in blocks:
             scores = upcast(block) if temperature == 1 else upcast(block) / temperature
-            sums.append(
-                (scores if used is None else scores.masked_fill(~used, -torch.inf)).logsumexp(-1).clamp(-FAR, FAR)
-            )
+            scores = scores if used is None else scores.masked_fill(~used, -torch.inf)
+            sums.append(scores.logsumexp(-1).clamp(-FAR, FAR))
         return torch.cat(sums).view(*self.loc_U.shape[:-1], 1)
 
     @cached_property
@@ -182,11 +170,8 @@ class Chain:
 
     @cached_property
     def scale_S(self) -> Tensor:
-        """[..., 1] or [..., V'], float32, without what a token's own noise adds below its threshold (theory 3.5).
-
-        By default (`CommonScale`) one for all tokens of a position, at least |W_k| scale for each of them; where something is
-        drawn, what it leaves of that: (scale^a - (|W_k| s_D)^a)^(1/a), a the family's index.
-        """
+        """[..., 1] or [..., V'], float32, without what a token's own noise adds below its threshold (theory 3.5): one for all
+        tokens under a common scale, and `own` where something is drawn of it."""
         return self.own() if self._takes_off else self.action.scales.of_all(self.scale, self.words)
 
     @property
@@ -246,7 +231,7 @@ class Chain:
         Without a plan that is loc_S, as the backbone decides; and where a scale that all share decides nothing. Under one it is
         P_k, or what orders tokens as P_k does, (loc_S - C) / own; where own noise is drawn too, S_k.
         """
-        draws: Any = self.draws  # a plan's, where it races
+        draws = self.draws
         if draws.by_loc:
             return self.loc_S
         if not self.action.scales.common:
@@ -268,7 +253,7 @@ class Chain:
 
     def race(self) -> Race:
         """The race of the scores, of which those that are known to lose are never drawn."""
-        draws: Any = self.draws
+        draws = self.draws
         T, whole, loc = draws.temperature, self.undrawn, self.in_race().detach().flatten(0, -2)
         power = whole.loc_S.flatten(0, -2).to(torch.float32, copy=True)
         least, threshold = (T * whole.scale_S.flatten()).square(), upcast(self.threshold).flatten()
@@ -282,8 +267,7 @@ class Chain:
 
         Where every score is wanted, tokens that are left out come after all others, the likeliest first.
         """
-        draws: Any = self.draws
-        loc, law = self.in_race(), self.action.law
+        draws, loc, law = self.draws, self.in_race(), self.action.law
         seeds, positions = draws.counters()
         normals = law.quantile(own_uniforms(seeds, positions, loc.shape[-1])).to(loc.dtype)
         if (given := draws.exceptions()) is not None:
@@ -298,11 +282,10 @@ class Chain:
         """loc_S [..., V'], float32 at least, -inf for tokens that take no part: those that the plan leaves out, too. What the
         population average would say decides which: loc_S with nothing drawn, the logits of a softmax's samplers."""
         self._take_both()
-        draws: Any = self.draws
         loc = self._in_use(self.loc_S)
-        if not draws.restricts:
+        if not self.draws.restricts:
             return loc
-        return loc.masked_fill(draws.left_out(self._in_use(self.undrawn.loc_S)), -torch.inf)
+        return loc.masked_fill(self.draws.left_out(self._in_use(self.undrawn.loc_S)), -torch.inf)
 
     def _in_use(self, loc: Tensor) -> Tensor:
         used = self.action.columns_in_use
@@ -342,12 +325,7 @@ class Chain:
     # ---- the words' loss ---------------------------------------------------------------------------------------------
 
     def rest_loss(
-        self,
-        targets: Tensor,
-        also_right: Tensor | None = None,
-        *,
-        negatives: Negatives | None = None,
-        impl: str = "auto",
+        self, targets: Tensor, also_right: Tensor | None = None, negatives: Negatives | None = None, impl: str = "auto"
     ) -> Tensor:
         """`word_scores.loss` [...] without ever forming the scores: `<NUM>` counts as no target of theirs (theory 2.5).
 
@@ -417,10 +395,9 @@ class Chain:
         """L_reg [n] of values [n], in the data's units, at positions [n]: `law.axis_losses` of
         `config.value_loss` (theory 2.5).
 
-        law: of the values: a `ValueLaw`, or what stands in for one. group: int64 [n], -1 for none; values of one group share an
-        individual, and each is charged its part of their joint likelihood with e1 integrated out (theory 3.14). candidates: of
-        each value, the numbers that it may be a copy of; not beside a group. places: int64 [n], at which of the chain's
-        positions each value stands, where several may stand at one.
+        law: a `ValueLaw`, or what stands in for one. group: int64 [n], -1 for none; values of one group share an individual,
+        and each is charged its part of their joint likelihood with e1 integrated out (theory 3.14). candidates: of each value,
+        the numbers that it may be a copy of; not beside a group. places: int64 [n], of the chain's, where each value stands.
         """
         at: Any = slice(None) if places is None else places
         loc_Y, scale_Y = (column[..., at] for column in self.value())
@@ -462,8 +439,7 @@ class Chain:
         return self
 
 
-_SITUATED = ("loc_U", "scale_U", "loc", "scale", "threshold")
-"""The steps that some of the positions take along: with them, the scores of tokens need no plan any more."""
+_SITUATED = ("loc_U", "scale_U", "loc", "scale", "threshold")  # with them, scores need no plan any more
 
 
 @dataclass(frozen=True)
@@ -526,16 +502,9 @@ class Scores:
     def loss(self, targets: Tensor, also_right: Tensor | None = None) -> Tensor:
         """-sum_right log P_k - sum_wrong log(1 - P_k) [...] of targets int64 [...], as `ovr_loss` takes them."""
         return ovr_loss(
-            upcast(self.loc),
-            self.scale,
-            targets,
-            self.threshold,
-            family=self.law.name,
-            slope=self.slope,
-            also_right=also_right,
-            vocabulary_mask=self.mask,
-            reduction="none",
-        )
+            upcast(self.loc), self.scale, targets, self.threshold, family=self.law.name, slope=self.slope,
+            also_right=also_right, vocabulary_mask=self.mask, reduction="none",
+        )  # fmt: skip
 
     def ranked(self) -> Tensor:
         """What the decision is the argmax of [..., K], float32; -inf for masked rows (theory 3.6).

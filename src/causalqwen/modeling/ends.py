@@ -80,9 +80,7 @@ class NumberEnds:
 class TextEnd:
     """The end of a text, and the tokens that may follow it: those that leave its numbers what they are.
 
-    Args:
-        ids, values: of the text. place: where its last number began, None for none. forms: how one at a place is written,
-            of no value for the shortest form.
+    place: where its last number began, None for none. forms: how one at a place is written, of no value for the shortest form.
     """
 
     def __init__(
@@ -98,17 +96,16 @@ class TextEnd:
     @cached_property
     def recent(self) -> "ReadText":
         """The last number and what follows it, with a little before."""
-        few = ReadText(self, max(0, (self.place or 0) - _FEW))
-        return few if few.behind is not None else ReadText(self, max(0, (self.place or 0) - _TOKENS))
+        few = ReadText(self, (self.place or 0) - _FEW)
+        return few if few.behind is not None else ReadText(self, (self.place or 0) - _TOKENS)
 
     @cached_property
     def last(self) -> "ReadText":
         """What `<NUM>` would follow."""
-        return self.recent if self.is_near else ReadText(self, max(0, len(self.ids) - _TOKENS))
+        return self.recent if self.is_near else ReadText(self, len(self.ids) - _TOKENS)
 
     @cached_property
     def whole(self) -> "ReadText":
-        """All of the text."""
         return ReadText(self, 0)
 
     @cached_property
@@ -123,11 +120,8 @@ class TextEnd:
     def closing(self) -> frozenset[int]:
         """The tokens that may end what began before the last number."""
         closing = self.ends.closing
-        return (
-            closing
-            if self.place is not None and any(known in closing for known in self.ids[: self.place])
-            else frozenset()
-        )
+        is_open = self.place is not None and any(known in closing for known in self.ids[: self.place])
+        return closing if is_open else frozenset()
 
     def allows(self, token: int, value: float | None = None) -> bool:
         """Whether a token may follow; of `<NUM>`, with its value, where that is known."""
@@ -156,10 +150,8 @@ class TextEnd:
 
         if wanted == 1:
             barred = False
-            while (
-                self.may_bar(token := int(scores.max(-1).indices)) and not allowed(token) and scores[token] > -torch.inf
-            ):
-                scores[token], barred = -torch.inf, True
+            while self.may_bar(best := int(scores.max(-1).indices)) and not allowed(best) and scores[best] > -torch.inf:
+                scores[best], barred = -torch.inf, True
             return barred
         likely = float(scores.max()) - _NATS
         if not self.is_near:
@@ -182,7 +174,7 @@ class ReadText:
     """
 
     def __init__(self, end: TextEnd, start: int) -> None:
-        self.ends = end.ends
+        self.ends, start = end.ends, max(0, start)
         self.ids, self.values = list(end.ids[start:]), list(end.values[start:])
         places = [place for place, token in enumerate(end.ids) if token == self.ends.number and place >= start]
         self.forms = self.ends.fitting(self.ids, self.values, [end.forms(place) for place in places])
@@ -218,11 +210,8 @@ class ReadText:
         spans = self.ends.read(text)
         if not spans or spans[-1].value != value or spans[-1].end != len(text):
             return False
-        return (
-            not text[len(self.text) : spans[-1].start].strip(" ")
-            and spans[-1].start >= len(self.text)
-            and self._keeps(text)
-        )
+        start = spans[-1].start
+        return start >= len(self.text) and not text[len(self.text) : start].strip(" ") and self._keeps(text)
 
     def _keeps(self, text: str) -> bool:
         spans = self.ends.read(text)
@@ -241,10 +230,9 @@ def keep_numbers(
     """Scores [B, V'] with -inf for tokens that would make another number of one in the text, and for `<NUM>` where its number
     would not be read.
 
-    Args:
-        number: `<NUM>`. wanted: how many of the best tokens a decision may fall on. places: rows whose text holds a number.
-        end_of: the end of a row's text, None where its next token is not decided. value_of: of `<NUM>` in a row, None where it
-            is not known yet. again: all scores, where those that lose were not asked for.
+    number: `<NUM>`. wanted: how many of the best tokens a decision may fall on. places: rows whose text holds a number. end_of:
+    the end of a row's text, None where its next token is not decided. value_of: of `<NUM>` in a row, None where it is not known
+    yet. again: all scores, where those that lose were not asked for.
     """
     best = scores.max(-1).indices.tolist() if wanted == 1 else None
     kept, every = scores, None

@@ -40,11 +40,10 @@ from causalqwen.parts.copying import Candidates
 logger = logging.get_logger(__name__)
 
 _OF_PLANS = ("temperature", "top_k", "top_p", "min_p")
-_SAMPLING_ARGUMENTS = {
+_SAMPLING_ARGUMENTS = {  # and what transformers takes for them where nobody asks for anything
     "do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None, "top_h": None, "p_less": None,
     "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "num_beams": 1, "penalty_alpha": None, "guidance_scale": None,
 }  # fmt: skip
-"""And what transformers takes for them where nobody asks for anything."""
 
 
 class CausalGenerationMixin(GenerationMixin):
@@ -64,7 +63,7 @@ class CausalGenerationMixin(GenerationMixin):
 
     @property
     def _theirs(self) -> Any:
-        """transformers' own loops and hooks: they are typed for a `self` of another class, and for tensors of one dtype."""
+        """transformers' own loops and hooks, which are typed for a `self` of another class."""
         return super()
 
     @torch.no_grad()
@@ -93,10 +92,8 @@ class CausalGenerationMixin(GenerationMixin):
         Returns:
             ids [B, L']; or, with `causal_decoding` or `return_dict_in_generate`, an output that carries `sequences`
             and `numeric_values`, float64 [B, L'], 0 off `<NUM>`. Generated values have `config.value_digits` digits, and are no
-            finer than those that the model was trained on. Where digits stand in the context (theory 2.1),
-            those of a value are the tokens behind its `<NUM>`; beams count them as tokens that are certain. A model that
-            copies (theory 3.8) says a number of the text so far again, exactly, where it has more than half of the
-            probability; it reads a prompt with numbers twice.
+            finer than those that the model was trained on. Where digits stand in the context (theory 2.1), those of a value
+            are the tokens behind its `<NUM>`. A model that copies (theory 3.8) reads a prompt with numbers twice.
 
         Raises:
             ValueError: a prompt that fills the context; sampling arguments beside a causal plan; an assistant model.
@@ -109,7 +106,7 @@ class CausalGenerationMixin(GenerationMixin):
         inputs: Tensor | None,
         generation_config: GenerationConfig | None,
         *args: Any,
-        causal_decoding: CausalDecoding | str | None,
+        causal_decoding: Any,
         **kwargs: Any,
     ) -> Any:
         ids = inputs if inputs is not None else kwargs.get("input_ids")
@@ -136,9 +133,8 @@ class CausalGenerationMixin(GenerationMixin):
             elif causal_decoding.temperature != 1.0:
                 settings["temperature"] = causal_decoding.temperature
         else:
-            causal_decoding = _with_sampling(
-                causal_decoding, _asked_of_samplers(kwargs, generation_config, self.generation_config)
-            )
+            asked = _asked_of_samplers(kwargs, generation_config, self.generation_config)
+            causal_decoding = _with_sampling(causal_decoding, asked)
             # Sampling, for several sequences per prompt; `_get_logits_processor` and `_sample` take the chance out of it.
             settings |= {"do_sample": True, "num_beams": 1}
             kwargs["causal_decoding"] = causal_decoding
@@ -159,16 +155,14 @@ class CausalGenerationMixin(GenerationMixin):
 
     def _tell_of_lost_values(self, result: Any, length: int) -> None:
         """A warning where ids alone are handed over, of numbers that no tokens write."""
-        if not isinstance(result, Tensor) or self.config.context.writes:
-            return
-        if bool((result[:, length:] == self.config.num_token_id).any()):
+        lost = isinstance(result, Tensor) and not self.config.context.writes
+        if lost and bool((result[:, length:] == self.config.num_token_id).any()):
             logger.warning_once(
                 "the text holds numbers, whose values are not among the ids: generate(..., return_dict_in_generate=True) "
                 "returns numeric_values, and the processor writes them"
             )
 
     def _check_arguments(self, ids: Tensor | None, given: GenerationConfig | None, kwargs: dict[str, Any]) -> None:
-        """ValueError for a prompt that is empty, too long or without its values, and for what a graft does not take."""
         if ids is not None:
             self._check_prompt(ids, kwargs.get("numeric_values"), kwargs.get("attention_mask"))
         if (kwargs.get("prefill_chunk_size") or getattr(given, "prefill_chunk_size", None)) is not None:
@@ -183,16 +177,13 @@ class CausalGenerationMixin(GenerationMixin):
         if limit is not None and ids.shape[-1] >= limit:
             raise ValueError(f"the prompt has {ids.shape[-1]} tokens, but the context of this model holds {limit}")
         if attention_mask is not None and attention_mask.shape == ids.shape and not bool(attention_mask.any(-1).all()):
-            raise ValueError(
-                f"prompt {int((~attention_mask.bool().any(-1)).nonzero()[0])} is empty: give at least one token"
-            )
+            empty = int((~attention_mask.bool().any(-1)).nonzero()[0])
+            raise ValueError(f"prompt {empty} is empty: give at least one token")
         if numeric_values is None:
             return
         if numeric_values.shape != ids.shape:
-            raise ValueError(
-                f"numeric_values has the shape {tuple(numeric_values.shape)}, input_ids {tuple(ids.shape)}: "
-                "they must agree"
-            )
+            shapes = f"{tuple(numeric_values.shape)}, input_ids {tuple(ids.shape)}"
+            raise ValueError(f"numeric_values has the shape {shapes}: they must agree")
         bad = ((ids == self.config.num_token_id) & ~numeric_values.isfinite()).nonzero()
         if len(bad):
             raise ValueError(f"row {bad[0, 0].item()}: the number at position {bad[0, 1].item()} is not finite")
@@ -213,22 +204,21 @@ class CausalGenerationMixin(GenerationMixin):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """transformers' inputs of one step, with the values that belong to its tokens."""
+        is_number = input_ids == self.config.num_token_id
         if value_log is not None:
             value_log.follow_rows(input_ids)
         if self.config.context.hides:
             if value_log is not None:  # rows of beams have changed places, and their numbers with them
                 attention_mask[:, value_log.start :] = 1
-            seen, kwargs["position_ids"] = without(input_ids == self.config.num_token_id, attention_mask)
+            seen, kwargs["position_ids"] = without(is_number, attention_mask)
             attention_mask = attention_mask.copy_(seen)  # in place: the steps that follow count on it
         if value_log is not None:
-            value_log.positions = kwargs.get("position_ids")
-            if not self.config.context.hides:
-                _, value_log.positions = without(torch.zeros_like(input_ids, dtype=torch.bool), attention_mask)
-        if value_log is not None and value_log.last >= 0 and not value_log.at_once:
-            # Behind the last token of the text there may be drafts, which hold no number.
-            settled = value_log.settle(value_log.last, input_ids[:, value_log.last] == self.config.num_token_id)
-            if settled is not None:
-                numeric_values[:, value_log.last] = settled
+            _, value_log.positions = without(is_number & self.config.context.hides, attention_mask)
+            if value_log.last >= 0 and not value_log.at_once:
+                # Behind the last token of the text there may be drafts, which hold no number.
+                settled = value_log.settle(value_log.last, is_number[:, value_log.last])
+                if settled is not None:
+                    numeric_values[:, value_log.last] = settled
         model_inputs = self._theirs.prepare_inputs_for_generation(
             input_ids,
             next_sequence_length=next_sequence_length,
@@ -297,33 +287,24 @@ class CausalGenerationMixin(GenerationMixin):
             )
         chooses = any(getattr(processor, "chooses", False) for processor in logits_processor)
         wanted = MANY if plan is None and (chooses or generation_config.do_sample) else 1
-        log, logits_processor = _start_values(
-            self, input_ids, logits_processor, generation_config, model_kwargs, bound, wanted=wanted
-        )
+        settings = generation_config, model_kwargs
+        log, logits_processor = _start_values(self, input_ids, logits_processor, *settings, bound, wanted=wanted)
         if hasattr(streamer, "follow"):
             streamer.follow(log)
-        prompt_values, race = log.values, None
+        race = None
         if generation_config.do_sample and (plan is not None or self.config.num_token_appended):
             generation_config = copy.copy(generation_config)
             generation_config.do_sample = False
             if plan is None:
                 race = RaceSampler()
                 logits_processor = LogitsProcessorList([*logits_processor, race])
-        result = self._theirs._sample(
-            input_ids,
-            logits_processor,
-            stopping_criteria,
-            generation_config=generation_config,
-            streamer=streamer,
-            **model_kwargs,
-        )
+        model_kwargs |= {"generation_config": generation_config, "streamer": streamer}
+        result = self._theirs._sample(input_ids, logits_processor, stopping_criteria, **model_kwargs)
         if isinstance(result, Tensor):
             return result
         if race is not None and result.scores is not None:
             result.scores = tuple(race.scores[: len(result.scores)])
-        return GenerateCausalOutput(
-            **result, numeric_values=_values_of(self.config, result.sequences, prompt_values, log)
-        )
+        return GenerateCausalOutput(**result, numeric_values=self._values_of(result.sequences, log))
 
     def _assisted_decoding(  # type: ignore[override] # called by keyword
         self,
@@ -349,8 +330,7 @@ class CausalGenerationMixin(GenerationMixin):
                 plan, input_ids.shape[0], self.config.causal_size, input_ids.device, every_score=True
             )
         log, logits_processor = _start_values(self, input_ids, logits_processor, generation_config, model_kwargs, bound)
-        prompt_values, wants_dict = log.values, generation_config.return_dict_in_generate
-        generation_config = copy.copy(generation_config)
+        wants_dict, generation_config = generation_config.return_dict_in_generate, copy.copy(generation_config)
         generation_config.do_sample, generation_config.return_dict_in_generate = False, True
 
         def note(_: Any, __: Any, outputs: CausalQwenOutput) -> None:
@@ -366,9 +346,17 @@ class CausalGenerationMixin(GenerationMixin):
             hook.remove()
         if not wants_dict:
             return result.sequences
-        return GenerateCausalOutput(
-            **result, numeric_values=_values_of(self.config, result.sequences, prompt_values, log)
-        )
+        return GenerateCausalOutput(**result, numeric_values=self._values_of(result.sequences, log))
+
+    def _values_of(self, sequences: Tensor, log: ValueLog) -> Tensor:
+        """Values of `sequences`, 0 off `<NUM>`."""
+        values = nn.functional.pad(log.values[:, : log.start], (0, sequences.shape[1] - log.start))
+        is_number = sequences == self.config.num_token_id
+        for place in log.places():
+            settled = log.settle(place, is_number[:, place])
+            if settled is not None:
+                values[:, place] = settled
+        return values.masked_fill(~is_number, 0.0)
 
     def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
         return NumberFreeDrafts(self._theirs._get_candidate_generator(*args, **kwargs), self.config.num_token_id)
@@ -385,40 +373,29 @@ class CausalGenerationMixin(GenerationMixin):
         # transformers looks at as many tokens of a row as leave beams to go on with where some have ended.
         beams, ends = generation_config.num_beams, np.size(generation_config.eos_token_id)
         wanted = MANY if generation_config.do_sample else beams * max(2, 1 + ends)
-        log, logits_processor = _start_values(
-            self, input_ids, logits_processor, generation_config, model_kwargs, at_once=True, wanted=wanted
-        )
-        log.beams = generation_config.num_beams
-        prompt_values, wants_dict = log.values, generation_config.return_dict_in_generate
-        generation_config = copy.copy(generation_config)
+        settings = generation_config, model_kwargs
+        log, processors = _start_values(self, input_ids, logits_processor, *settings, at_once=True, wanted=wanted)
+        log.beams = beams
+        wants_dict, generation_config = generation_config.return_dict_in_generate, copy.copy(generation_config)
         generation_config.return_dict_in_generate = True
         result = self._theirs._beam_search(
-            input_ids, logits_processor, stopping_criteria, generation_config=generation_config, **model_kwargs
+            input_ids, processors, stopping_criteria, generation_config=generation_config, **model_kwargs
         )
         if not wants_dict:
             return result.sequences
         # Step t chose the token of sequence i out of running row beam_indices[i, t], so that row's value is its value.
         rows = result.beam_indices.long().clamp(min=0)
-        start = prompt_values.shape[1]
-        made = torch.stack([log[start + step] for step in range(rows.shape[1])], dim=1)
-        made = made.gather(0, rows.to(prompt_values.device))
+        made = torch.stack([log[log.start + step] for step in range(rows.shape[1])], dim=1)
         copies = generation_config.num_return_sequences or 1
-        prompts = prompt_values[:: generation_config.num_beams].repeat_interleave(copies, dim=0)
-        values = torch.cat([prompts, made], dim=1)[:, : result.sequences.shape[1]]
+        prompts = log.values[::beams, : log.start].repeat_interleave(copies, dim=0)
+        values = torch.cat([prompts, made.gather(0, rows.to(made.device))], dim=1)[:, : result.sequences.shape[1]]
         values = torch.where(result.sequences == self.config.num_token_id, values, 0.0)
         return GenerateCausalBeamOutput(**result, numeric_values=values)
 
 
-def _last_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Index of each prompt's last token among its real tokens, int64 [B]."""
-    if attention_mask is None:
-        return torch.full((len(input_ids),), input_ids.shape[1] - 1, device=input_ids.device)
-    return (attention_mask.sum(-1) - 1).clamp(min=0)
-
-
 def _asked_of_samplers(kwargs: dict[str, Any], given: GenerationConfig | None, own: GenerationConfig) -> dict[str, Any]:
-    """Arguments of samplers and beams that are given: by name, which takes a plan's own ones out of kwargs, or by a
-    configuration where it is neither transformers' default nor the model's own."""
+    """Arguments of samplers and beams that are given by name, which takes a plan's own ones out of kwargs, or by a
+    configuration where they are neither transformers' defaults nor the model's own."""
     asked = {}
     for name, usual in _SAMPLING_ARGUMENTS.items():
         by_name = name in kwargs
@@ -442,28 +419,18 @@ def _with_sampling(plan: CausalDecoding, asked: dict[str, Any]) -> CausalDecodin
     return replace(plan, **asked)
 
 
-def _values_of(config: CausalQwenConfig, sequences: Tensor, prompt_values: Tensor, log: ValueLog) -> Tensor:
-    """Values of `sequences`, 0 off `<NUM>`."""
-    values = prompt_values.new_zeros(sequences.shape)
-    values[:, : prompt_values.shape[1]] = prompt_values
-    is_number = sequences == config.num_token_id
-    for place in log.places():
-        settled = log.settle(place, is_number[:, place])
-        if settled is not None:
-            values[:, place] = settled
-    return values.masked_fill(~is_number, 0.0)
-
-
 def _start_log(
     model: Any, input_ids: Tensor, model_kwargs: dict[str, Any], bound: BoundDecoding | None, at_once: bool | None
 ) -> ValueLog:
-    """An empty log of the values that the loop of a model predicts; the loop's arguments get it, and their own values."""
+    """An empty log of the values that a loop predicts; the loop's arguments get it, and their own values."""
     if model.config.context.hides:
         model_kwargs["attention_mask"], _ = without(
             input_ids == model.config.num_token_id, model_kwargs.get("attention_mask")
         )
-    if bound is not None:
-        bound.origins = _last_positions(input_ids, model_kwargs.get("attention_mask"))
+    if bound is not None:  # each prompt's last token
+        mask = model_kwargs.get("attention_mask")
+        lengths = torch.ones_like(input_ids).sum(-1) if mask is None else mask.sum(-1)
+        bound.origins = (lengths - 1).clamp(min=0)
     if model_kwargs.get("numeric_values") is None:
         model_kwargs["numeric_values"] = torch.zeros(input_ids.shape, dtype=torch.float64, device=input_ids.device)
 
@@ -495,7 +462,7 @@ def _start_values(
     at_once: bool | None = None,
     wanted: int = 1,
 ) -> tuple[ValueLog, LogitsProcessorList]:
-    """Give the loop of a model its values and an empty log of those it predicts, what keeps them, and what writes their digits.
+    """Give a loop its values, a log of those it predicts, what keeps them, and what writes their digits.
 
     wanted: how many of the best tokens a decision may fall on.
     """
@@ -512,7 +479,6 @@ def _start_values(
         return bound.observed[row].numbers.get(index)
 
     def tokens_of(row: int, before: Sequence[int], value: float) -> list[int]:
-        """As it was said, or the shortest."""
         return model.processor.tokens_of(before, value, said_of(row, before))
 
     def form_of(row: int, before: Sequence[int]) -> NumberText:
@@ -524,8 +490,7 @@ def _start_values(
         before, bound.every_score = bound.every_score, True
         scores = Chain(model, log.follows, bound.at(log.positions[:, -1:])).ranked()[:, -1].float()
         bound.every_score = before
-        others_of_row: Any = LogitsProcessorList(others)  # typed for a tensor of another class
-        return others_of_row(input_ids, scores)
+        return LogitsProcessorList(others)(input_ids, scores)  # type: ignore[arg-type,return-value] # of another class
 
     ends_at = generation_config.eos_token_id
     ended = set() if ends_at is None else {*np.ravel(ends_at).tolist(), generation_config.pad_token_id}

@@ -219,11 +219,7 @@ class GraftModules:
         return result
 
     def losses(
-        self,
-        masks: LossMasks,
-        rest_loss: Tensor,
-        log_p_num: tuple[Tensor, Tensor],
-        of_values: Tensor,
+        self, masks: LossMasks, rest_loss: Tensor, log_p_num: tuple[Tensor, Tensor], of_values: Tensor
     ) -> LossParts:
         """`total_loss` under this model's settings; of_values [n] where `masks.num_mask` holds."""
         config = self.config

@@ -29,11 +29,9 @@ class MaskFreeRows(LogitsProcessor):
 class RaceSampler(LogitsProcessor):
     """Draws the token itself, so that a `<NUM>` column behind the matrix does not disturb the backbone's own draws.
 
-    torch.multinomial runs a race: with E_k standard exponential, token argmin_k E_k / p_k wins, and it consumes one E_k
-    per column; one column more would shift every later draw. Here the race is run over the backbone's V columns alone.
-    Its winning time is Exp(1) whoever wins, and decides independently whether `<NUM>` is taken instead:
-    P(NUM) = p_NUM, P(k) = (1 - p_NUM) p_k, as under the softmax over all columns. Where a sampler has left `<NUM>` alone, it
-    is taken.
+    torch.multinomial runs a race: with E_k standard exponential, token argmin_k E_k / p_k wins. Here it is run over the
+    backbone's V columns alone, so that it consumes as much chance as theirs. Its winning time is Exp(1) whoever wins, and
+    decides independently whether `<NUM>` is taken instead: P(NUM) = p_NUM, P(k) = (1 - p_NUM) p_k, as under the softmax.
     """
 
     def __init__(self) -> None:
@@ -59,28 +57,22 @@ class ValueLog:
 
     Args:
         compute: the values that follow features [B, 1, H] of one position, whose indices are [B, 1].
-        values: float64 [B, L], of the prompts; `start` is L.
+        values: float64 [B, L], of the prompts; `start` is L. Later those of the text so far, [B, L'].
         at_once: compute every value as it comes, whether a number follows or not: none makes a step wait for the host then.
-
-    `last` is the place of the latest value, and `follows` the features [B, 1, H] that it follows from. `values` [B, L'] are
-    those of the text so far, and `positions` the indices of what was read last, drafts too, among the tokens that are seen.
-    `numbers` are those that stand in the text so far, for a model that copies; each is added as it is settled. `beams` rows in
-    a row go on from one prompt, and may change places. `readable`: whether a value has an axis before a number stands there;
-    where classes have axes of their own and none is named, it is an error once one does. `drafted`: the features [B, n, H] of
-    what was read last, up to the end of a draft, while it is decided how far that is right.
     """
 
-    numbers: Candidates | None = None
-    beams: int = 1
-    readable: bool = True
+    last: int = -1  # the place of the latest value
+    follows: Tensor  # the features [B, 1, H] that it follows from
+    positions: Tensor  # of what was read last, drafts too, among the tokens that are seen
+    drafted: Tensor | None = None  # features [B, n, H] of that, while it is decided how far a draft is right
+    numbers: Candidates | None = None  # those in the text so far, for a model that copies, as they are settled
+    beams: int = 1  # so many rows in a row go on from one prompt, and may change places
     ids: Tensor | None = None
-    drafted: Tensor | None = None
-    follows: Tensor
-    positions: Tensor
+    readable: bool = True  # whether a value has an axis before a number stands there: not where classes' axes differ
 
     def __init__(self, compute: Callable[[Tensor, Tensor], Tensor], values: Tensor, at_once: bool) -> None:
         self.compute, self.values, self.at_once = compute, values, at_once
-        self.start, self.last = values.shape[1], -1
+        self.start = values.shape[1]
         self._kept: dict[int, Tensor | tuple[Tensor, Tensor]] = {}
 
     def offered(self, rows: slice = slice(None)) -> Candidates | None:
@@ -88,7 +80,6 @@ class ValueLog:
         return None if self.numbers is None else self.numbers.later()[rows]
 
     def append(self, place: int, features: Tensor, positions: Tensor) -> None:
-        """Note what the value at `place` follows from."""
         self.last, self.follows = place, features
         self._kept[place] = self.compute(features, positions) if self.at_once else (features, positions)
 
@@ -108,7 +99,6 @@ class ValueLog:
         return self.compute(self.drafted[:, at : at + 1], self.positions[:, place - 1 : place])
 
     def set(self, place: int, row: int, value: float) -> None:
-        """Let `value` be what is predicted for a row at `place`."""
         self._kept[place] = self[place].clone()
         self[place][row] = self.values[row, place] = value
 
@@ -149,10 +139,8 @@ def decided(scores: Tensor, tokens: dict[int, int]) -> Tensor:
 class WriteDigits(LogitsProcessor):
     """Behind each `<NUM>` that was chosen, or that ends a prompt, the tokens of its value, whatever was predicted.
 
-    How much of a number is written is told by the text: beams may change places, and drafts be dropped.
-
-    Args:
-        log: of the loop's values. tokens_of: what writes a value behind the ids of a row.
+    How much of a number is written is told by the text: beams may change places, and drafts be dropped. tokens_of: what
+    writes a value behind the ids of a row.
     """
 
     def __init__(
@@ -186,13 +174,12 @@ class WriteDigits(LogitsProcessor):
 
 
 class KeepNumbers(LogitsProcessor):
-    """-inf for tokens that would make another number of one that stands in the text, or `<NUM>` where none would be read.
+    """`keep_numbers` in a loop.
 
     Args:
-        ends: what may follow a text; made where a number is near. log: of the loop's values. writer: of digits, where they
-            stand in the context. form_of: how a row's number behind some ids is written, of no value for the shortest form.
-        wanted: how many of the best tokens a decision may fall on. ended: tokens behind which nothing is decided any more.
-        again: all scores [B, V'], where those that lose were not asked for.
+        ends: what may follow a text; made where a number is near. writer: of digits, where they stand in the context. form_of:
+            how a row's number behind some ids is written, of no value for the shortest form. wanted, again: as there.
+        ended: tokens behind which nothing is decided any more.
     """
 
     def __init__(
@@ -226,7 +213,6 @@ class KeepNumbers(LogitsProcessor):
         return keep_numbers(scores, self.num_token_id, self.wanted, places, end_of, value_of, again)
 
     def end(self, row: int, ids: list[int], place: int | None) -> TextEnd:
-        """The end of a row's text, whose last number stands at `place`."""
         values = [0.0] * len(ids)
         if place is not None:
             values[: place + 1] = self.log.values[row, : place + 1].tolist()
@@ -250,10 +236,10 @@ class ForcedToken:
 
 class ForceTokens(LogitsProcessor):
     """Tokens in place of those that would come, one after the other; none breaks a number whose digits are being written, and
-    no number stands where it would be read as another one.
+    no number stands where it would be read as another one. `generate` gives it its log, writer and keeper.
 
-    `generate` gives it its log, what writes digits, and what keeps numbers. places: of the tokens that were set, in the answer
-    of each row, but for digits. said: how numbers are written, by row and place in the text.
+    places: of the tokens that were set, in the answer of each row, but for digits. said: how numbers are written, by row and
+    place in the text.
     """
 
     log: ValueLog

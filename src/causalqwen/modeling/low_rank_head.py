@@ -20,10 +20,7 @@ class NarrowHead:
     def copy_to(self, loc_net: nn.Linear, lm_head: nn.Linear) -> None:
         """Write them into the two layers, each in its own dtype."""
         with torch.no_grad():
-            for layer, weight, bias in (
-                (loc_net, self.loc_weight, self.loc_bias),
-                (lm_head, self.weight, self.bias),
-            ):
+            for layer, weight, bias in ((loc_net, self.loc_weight, self.loc_bias), (lm_head, self.weight, self.bias)):
                 layer.weight.copy_(weight)
                 layer.bias.copy_(bias)
 

@@ -1,8 +1,8 @@
 """Text to tokens and values, and back (theory 2.1).
 
-A number becomes one token `<NUM>` and a float64 value. Inside, each number's place is marked by a slot, an added token
-that no text can hold by accident, in a copy of the tokenizer; the tokenizer then splits the rest of the text exactly as
-it always does around an added token. The string "<NUM>" typed by a user is ordinary text.
+A number becomes one token `<NUM>` and a float64 value. Inside, a slot, an added token that no text can hold by accident, marks
+its place in a copy of the tokenizer, which then splits the rest as it always does around an added token. The string "<NUM>"
+typed by a user is ordinary text.
 
 Where digits stand in the context (`modeling.context`), the text is split as if it held no number, and `<NUM>` is put before
 the first token that reaches into one: a token that holds the end of a word too ("(-") counts as the number's.
@@ -38,13 +38,11 @@ from causalqwen.modeling.reader import MARKS
 from causalqwen.numbers import FIRST_RULES, NumberRules, NumberStyle, find_numbers, format_number, spaced
 from causalqwen.numbers.grammar import money_inside
 
-SLOT = "\ufdd0NUM\ufdd1"
-"""Two Unicode noncharacters around a name: not for interchange, so no text holds it."""
-
-NUM_TOKEN = "<NUM>"
-"""How `<NUM>` is shown in listings of tokens and where its value is not known."""
+SLOT = "\ufdd0NUM\ufdd1"  # two Unicode noncharacters around a name: not for interchange, so no text holds it
+NUM_TOKEN = "<NUM>"  # as it is shown in listings of tokens and where its value is not known
 
 _PADDING = ("padding", "padding_side", "pad_to_multiple_of")
+_TRUNCATION = ("truncation", "max_length", "truncation_side")
 _NUMERIC, _LONGEST = set(string.digits), 18  # digits that fit an int64
 _CONTEXT, _BEFORE = 8, 16  # tokens, and characters, that decide how a number behind them is written
 
@@ -56,8 +54,7 @@ class CausalQwenProcessor(ProcessorMixin):
         tokenizer: a fast tokenizer, unmodified.
         num_token_id: id of `<NUM>` in `input_ids`; the tokenizer's next free id by default.
         chat_template: as in transformers.
-        number_rules: which numbers of a text are read; kept with a checkpoint. One that has none was trained with
-            `FIRST_RULES` and goes on with them.
+        number_rules: which numbers of a text are read; kept with a checkpoint (one that has none goes on with `FIRST_RULES`).
         number_context: what stands in the context for a number, see `modeling.context`; that of the model's configuration.
     """
 
@@ -84,7 +81,6 @@ class CausalQwenProcessor(ProcessorMixin):
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, config: Any) -> "CausalQwenProcessor":
-        """The processor of a graft that has this configuration."""
         return cls(tokenizer, num_token_id=config.num_token_id, number_context=config.number_context)
 
     @property
@@ -179,10 +175,8 @@ class CausalQwenProcessor(ProcessorMixin):
 
         Args:
             text: a string or a list of strings.
-            prompt: drop one trailing space of each text, because the `<NUM>` (or word) that follows brings its own
-                (`read_as_prompt`).
-            return_tensors: "pt" or None.
-            kwargs: what the tokenizer takes: padding, padding_side, truncation, max_length, add_special_tokens...
+            prompt: drop one trailing space of each text, because what follows brings its own (`read_as_prompt`).
+            return_tensors: "pt" or None. kwargs: what the tokenizer takes: padding, truncation, max_length...
 
         Returns:
             `input_ids`, `attention_mask`, `numeric_values` (float64, 0 off `<NUM>`), all of one shape.
@@ -219,7 +213,7 @@ class CausalQwenProcessor(ProcessorMixin):
 
     def _spans(self, text: str) -> list[tuple[int, int, float]]:
         """Start, end and value of each number of a text, with the space that it absorbs."""
-        numbers = find_numbers(text, self.number_rules)
+        numbers, spans = find_numbers(text, self.number_rules), list[tuple[int, int, float]]()
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -228,7 +222,6 @@ class CausalQwenProcessor(ProcessorMixin):
             raise ValueError(
                 "the text holds the noncharacters U+FDD0 and U+FDD1, which mark numbers inside this library"
             )
-        spans: list[tuple[int, int, float]] = []
         for span in numbers:
             absorbs = span.start > (spans[-1][1] if spans else 0) and text[span.start - 1] == " "
             spans.append((span.start - absorbs, span.end, span.value))
@@ -257,21 +250,13 @@ class CausalQwenProcessor(ProcessorMixin):
         data = {key: encoded[key] for key in encoded if key != "token_type_ids"}
         return data, numeric_values, number_texts, [[False] * len(ids) for ids in encoded["input_ids"]]
 
-    def _beside_digits(
-        self,
-        texts: Sequence[str],
-        spans: list,
-        *,
-        truncation: bool | str = False,
-        max_length: int | None = None,
-        truncation_side: str | None = None,
-        **kwargs: Any,
-    ) -> tuple[dict, list, list, list]:
+    def _beside_digits(self, texts: Sequence[str], spans: list, **kwargs: Any) -> tuple[dict, list, list, list]:
         """As `_in_slots`, each number a `<NUM>` and the tokens that it has in the text."""
         padding = {name: kwargs.pop(name) for name in _PADDING if name in kwargs}
+        truncation, max_length, side = (kwargs.pop(name, None) for name in _TRUNCATION)
         plain = self.tokenizer(texts, **kwargs | {"return_offsets_mapping": True})
         limit = (max_length or self.tokenizer.model_max_length) if truncation else None
-        from_left = (truncation_side or self.tokenizer.truncation_side) == "left"
+        from_left = (side or self.tokenizer.truncation_side) == "left"
         input_ids, numeric_values, number_texts, digits = [], [], [], []
         for text, of_row, ids, offsets in zip(texts, spans, plain["input_ids"], plain["offset_mapping"], strict=True):
             tokens = announced(ids, offsets, of_row, self.num_token_id)
@@ -283,9 +268,8 @@ class CausalQwenProcessor(ProcessorMixin):
             written = [NumberText.of(text[start:end], value) for start, end, value in of_row]
             number_texts.append([form for n, form in enumerate(written) if n in kept])
             digits.append([written for _, _, written in tokens])
-        data = dict(
-            self.tokenizer.pad({"input_ids": input_ids}, **{"padding": False, "max_length": max_length} | padding)
-        )
+        padding = {"padding": False, "max_length": max_length} | padding
+        data = dict(self.tokenizer.pad({"input_ids": input_ids}, **padding))
         on_left = (padding.get("padding_side") or self.tokenizer.padding_side) == "left"
         for values, ids in zip(numeric_values, data["input_ids"], strict=True):
             room = [0.0] * (len(ids) - len(values))
@@ -320,10 +304,9 @@ class CausalQwenProcessor(ProcessorMixin):
         Args:
             token_ids: ids [L], or the `NumericEncoding` of one text, whose padding is then left out.
             numeric_values: values [L]. Without them `<NUM>` is written as such.
-            number_texts: written forms of the first numbers, left to right; those of an encoding by default. Further numbers,
-                and those of `number_texts` whose value is another one now, are written from their values, in the shortest form
-                that reads back as the same float64, with a space before them where the script sets words apart.
-            skip_special_tokens, kwargs: as for the tokenizer.
+            number_texts: written forms of the first numbers; those of an encoding by default. Other numbers, and those whose
+                value is another one now, are written in the shortest form that reads back as the same float64, with a space
+                before them where the script sets words apart.
         """
         if isinstance(token_ids, NumericEncoding):
             return self.batch_decode(token_ids, skip_special_tokens=skip_special_tokens, **kwargs)[0]
@@ -333,16 +316,9 @@ class CausalQwenProcessor(ProcessorMixin):
             raise ValueError(f"{len(values)} values for {len(ids)} tokens")
         if values is not None and self.context.writes:
             ids = self._without_cut(ids, values)
-        return self._write(ids, values, number_texts or [], skip_special_tokens, **kwargs)
+        return self._write(ids, values, number_texts or [], skip_special_tokens=skip_special_tokens, **kwargs)
 
-    def _write(
-        self,
-        ids: list[int],
-        values: Sequence[float] | None,
-        number_texts: Sequence[str],
-        skip_special_tokens: bool = False,
-        **kwargs: Any,
-    ) -> str:
+    def _write(self, ids: list[int], values: Sequence[float] | None, number_texts: Sequence[str], **kwargs: Any) -> str:
         """`decode` of ids whose numbers are whole."""
         places = [place for place, token in enumerate(ids) if token == self.num_token_id]
         numbers = [(None if values is None else values[place], index) for index, place in enumerate(places)]
@@ -352,17 +328,17 @@ class CausalQwenProcessor(ProcessorMixin):
         slot_id: Any = self.slotted_tokenizer.convert_tokens_to_ids(SLOT)
         ids = [slot_id if token == self.num_token_id else token for token in ids]
         kwargs.setdefault("clean_up_tokenization_spaces", False)
-        marked = str(self.slotted_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, **kwargs))
+        marked = str(self.slotted_tokenizer.decode(ids, **kwargs))
         text, *pieces = marked.split(SLOT)
-        known = number_texts
         for place, piece in enumerate(pieces):
             value, index = numbers[place] if place < len(numbers) else (None, 0)
+            known = number_texts[index] if index < len(number_texts) else None
             if value is None:
                 text += NUM_TOKEN
-            elif index < len(known) and getattr(known[index], "value", value) == value:
-                text += known[index]
+            elif known is not None and getattr(known, "value", value) == value:
+                text += known
             else:
-                text += self.spaced_number(text, value, known[index] if index < len(known) else "")
+                text += self.spaced_number(text, value, known or "")
             text += piece
         return text
 
@@ -403,8 +379,8 @@ class CausalQwenProcessor(ProcessorMixin):
         return self.slotted_tokenizer(marked, add_special_tokens=False)["input_ids"][1:]
 
     def spaced_number(self, before: str, value: float, like: str = "") -> str:
-        """`value` as it is written behind the text `before`, with a space where one is needed to set it apart: where the script
-        asks for one, or where it would be read as another number without. like: how a number there was written."""
+        """`value` as it is written behind the text `before`, with a space where the script asks for one, or where it would be
+        read as another number without. like: how a number there was written."""
         written = self.write_number(value)
         if money := money_inside(like):  # -$1,200
             money += " " * money[-1].isalpha()
@@ -438,18 +414,12 @@ class CausalQwenProcessor(ProcessorMixin):
         return [self.decode(*row, **kwargs) for row in zip(token_ids, values, strict=True)]
 
     def _decode_read(
-        self,
-        ids: list[int],
-        values: list[float],
-        texts: list[NumberText],
-        digits: list[bool],
-        skip_special_tokens: bool = False,
-        **kwargs: Any,
+        self, ids: list[int], values: list[float], texts: list[NumberText], digits: list[bool], **kwargs: Any
     ) -> str:
         """A text that was read; where its digits are tokens, those of values that were changed since, and of a last number
         that was cut, are written anew."""
         if not self.context.writes:
-            return self._write(ids, values, texts, skip_special_tokens, **kwargs)
+            return self._write(ids, values, texts, **kwargs)
         text, start, first = "", 0, 0
         places = [place for place, token in enumerate(ids) if token == self.num_token_id]
         for i, (place, written) in enumerate(zip(places, texts, strict=True)):
@@ -463,8 +433,8 @@ class CausalQwenProcessor(ProcessorMixin):
             if not changed and known:
                 continue
             of_before = slice(start, place)  # as it stands
-            text += self._write(ids[of_before], values[of_before], texts[first:i], skip_special_tokens, **kwargs)
+            text += self._write(ids[of_before], values[of_before], texts[first:i], **kwargs)
             text += before.rstrip(" ") if known else ""  # of a number that was cut, nothing is left
             text += (self.spaced_number(text, values[place], written) if changed else written) + behind
             start, first = end, i + 1
-        return text + self._write(ids[start:], values[start:], texts[first:], skip_special_tokens, **kwargs)
+        return text + self._write(ids[start:], values[start:], texts[first:], **kwargs)

@@ -161,10 +161,7 @@ def token_evidence(model: GraftedModel, read: Reading, likelihood: str = "softma
     settings: dict[str, Any] = {}
     if likelihood == "ovr":
         model.config.require("the likelihood 'ovr' of words")
-        settings = {
-            "known": lambda part: (chain[part].known(), 0.0),
-            "thresholds": chain.threshold.squeeze(-1),
-        }
+        settings = {"known": lambda part: (chain[part].known(), 0.0), "thresholds": chain.threshold.squeeze(-1)}
     rows = chain.words
     return TokenEvidence(
         upcast(chain.loc_U),

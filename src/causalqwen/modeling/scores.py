@@ -4,8 +4,8 @@
     S_k = W_k U' + b_k                the score of token k; it decides against C_k + c(z)
     Y   = W_reg U' + b_reg            the value, on the axis of the value transform
 
-Sums and linear maps of stable laws are stable, so all of it is closed form. `Vocabulary` is W_cls of all tokens for as long as
-its weights stand still: what follows from them is made once. A score scale says how scale_S follows from the scale of U'.
+Sums and linear maps of stable laws are stable, so all of it is closed form. `Vocabulary` is W_cls of all tokens, and what
+follows from it. A score scale says how scale_S follows from the scale of U'.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,8 +24,7 @@ _FEW = 16  # rows of a product that a processor takes up to three times as fast 
 
 
 def effective_linear(layer: Any) -> tuple[Tensor, Tensor | None]:
-    """W [K, C] and b [K] of a linear layer x -> W x + b, with the adapters that PEFT has put beside it, their dropout left
-    out; None for no b."""
+    """W [K, C] and b [K] (None for none) of a linear layer, with the adapters that PEFT has put beside it, without dropout."""
     if not hasattr(layer, "get_base_layer"):
         return layer.weight, layer.bias
     base, was_training = layer.get_base_layer(), layer.training
@@ -44,17 +43,12 @@ def effective_linear(layer: Any) -> tuple[Tensor, Tensor | None]:
     return weight, of_adapter if bias is None else bias + of_adapter
 
 
-def _same(tensor: Tensor, other: Tensor) -> bool:
-    return tensor.dtype == other.dtype and torch.equal(tensor, other)
-
-
 class DocumentsScale:
     """The score scale "documents": |W_k| scale, one for each token, what W makes of the scale of U' row by row (overview 2.4).
 
-    common: whether all tokens of a position have one scale where nothing is drawn, so that it decides nothing. Own noise then
-    fills each token's scale up to it. widest: the largest spread of g that is looked for in somebody's words. Those of one text
-    resemble each other more than those of one person: beyond it, what fits the text that was observed fits their next one worse
-    (experiments 8).
+    common: whether all tokens of a position have one scale where nothing is drawn, so that it decides nothing. widest: the
+    largest spread of g that is looked for in somebody's words: beyond it, what fits the text that was observed fits their next
+    one worse (experiments 8).
     """
 
     common = False
@@ -86,8 +80,7 @@ class CommonScale(DocumentsScale):
 
     Every token has exogenous noise of its own that fills its scale up to a common one, which is never below what any row makes
     of U': argmax_k P_k is then argmax_k loc_S, the backbone's own decision. Where individual or noise are drawn, they move a
-    token's loc by S(0, d_k), and its scale is what d_k leaves. The mean of P_k over the draws is P_k as it was. Where a token's
-    own noise is drawn as well, the highest score decides, with nearly the softmax's probabilities.
+    token's loc by S(0, d_k), and its scale is what d_k leaves.
     """
 
     common = True
@@ -100,8 +93,7 @@ class CommonScale(DocumentsScale):
     def bound(self, scale: Tensor, words: "Vocabulary") -> Tensor:
         """min(max_j scale_j max_k |W_k|_a, m . scale) [...], |W_k|_a the row's a-norm, m_j = max_k |W_kj|.
 
-        Both are at least |W_k| scale for every k; the longest row reaches the first where scale is the same for all
-        coordinates, as at the start.
+        Both are at least |W_k| scale for every k; the longest row reaches the first where all coordinates have one scale.
         """
         scale = upcast(scale)
         longest = scale.amax(-1) * words.longest
@@ -119,8 +111,7 @@ class CommonScale(DocumentsScale):
         return self.of_number(scale, words)
 
     def number_row(self, row: Tensor, words: "Vocabulary") -> Tensor:
-        """W_NUM [C] within +-m, and no longer than the longest row: the common scale bounds `<NUM>`'s too, and never moves with
-        it."""
+        """W_NUM [C] within +-m, and no longer than the longest row: the common scale bounds `<NUM>`'s too."""
         limit, longest = words.largest.to(row.dtype), words.longest.to(row.dtype)
         row = torch.maximum(torch.minimum(row, limit), -limit)
         length = torch.linalg.vector_norm(row, words.action.law.alpha).clamp(min=SCALE_FLOOR)
@@ -132,10 +123,7 @@ SCORE_SCALES = {"common": CommonScale(), "documents": DocumentsScale()}
 
 
 class ActionNetwork(nn.Module):
-    """The action law of a configuration.
-
-    Its W_cls is a linear layer `lm_head` of V rows, handed to each call, so that it stays tied to the embedding where it
-    was; or a `Vocabulary` of it, which keeps what follows from it.
+    """The action law of a configuration, over W_cls of V rows: a linear layer `lm_head`, or a `Vocabulary` of it.
 
     `<NUM>` has a row of its own (`num_row`, `num_bias`): behind the V rows where num_token_id == V, else added to row
     num_token_id, starting at 0. Its bias is also its threshold: only loc - C enters any decision.
@@ -165,20 +153,10 @@ class ActionNetwork(nn.Module):
         self.num_row = nn.Parameter(torch.zeros(config.causal_size))
         self.num_bias = nn.Parameter(torch.zeros(()))
         self.value_head = nn.Linear(config.causal_size, 1)
-        self.register_buffer("vocabulary_mask", self._mask(), persistent=False)
-        self.register_buffer("rest_mask", self._rest_mask(), persistent=False)
+        self.register_buffer("vocabulary_mask", torch.empty(self.rows + self.appended, dtype=bool), persistent=False)
+        self.register_buffer("rest_mask", torch.empty(self.rows, dtype=bool), persistent=False)
+        self.reset_buffers()
         self.reset_parameters()
-
-    def _mask(self) -> Tensor:
-        mask = torch.ones(self.rows + self.appended, dtype=torch.bool)
-        mask[self.free_token_ids] = False
-        return mask
-
-    def _rest_mask(self) -> Tensor:
-        """[V]: rows of the matrix that tokens other than `<NUM>` use."""
-        mask = self._mask()[: self.rows]
-        mask[self.num_token_id : self.num_token_id + 1] = False
-        return mask
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -194,9 +172,11 @@ class ActionNetwork(nn.Module):
         nn.init.zeros_(self.value_head.bias)
 
     def reset_buffers(self) -> None:
-        """Fill the buffers that a checkpoint does not hold."""
-        self.vocabulary_mask.copy_(self._mask())
-        self.rest_mask.copy_(self._rest_mask())
+        """Fill the buffers that a checkpoint does not hold: the rows that tokens use, [V'], and others than `<NUM>`, [V]."""
+        self.vocabulary_mask.fill_(True)
+        self.vocabulary_mask[self.free_token_ids] = False
+        self.rest_mask.copy_(self.vocabulary_mask[: self.rows])
+        self.rest_mask[self.num_token_id : self.num_token_id + 1] = False
 
     @property
     def columns_in_use(self) -> Tensor | None:
@@ -228,15 +208,13 @@ class ActionNetwork(nn.Module):
 
     # ---- tokens ------------------------------------------------------------------------------------------------------
 
-    def score_loc(self, loc: Tensor, lm_head: Any) -> Tensor:
+    def score_loc(self, loc: Tensor, words: "Vocabulary") -> Tensor:
         """loc_S [..., V'] from loc_U [..., C]: the backbone's own product, plus `<NUM>`'s column."""
-        words = self.vocabulary(lm_head)
         scores = words(loc)
         if self.appended:
             return self.put(scores, lambda: self.num_loc(loc, words))
-        own = (
-            words.number_row() - words.weight[self.num_token_id]
-        )  # beside the backbone's product: untrained, it moves no bit
+        # beside the backbone's product: untrained, it moves no bit
+        own = words.number_row() - words.weight[self.num_token_id]
         of_number = F.linear(upcast(loc), upcast(own).unsqueeze(0)).squeeze(-1) + self.num_bias
         scores[..., self.num_token_id] += of_number.to(scores.dtype)
         return scores
@@ -248,9 +226,8 @@ class ActionNetwork(nn.Module):
         columns[..., self.num_token_id] = of_number()
         return columns
 
-    def num_loc(self, loc: Tensor, lm_head: Any) -> Tensor:
+    def num_loc(self, loc: Tensor, words: "Vocabulary") -> Tensor:
         """loc of `<NUM>`'s score [...], float32."""
-        words = self.vocabulary(lm_head)
         of_row = F.linear(upcast(loc), upcast(words.number_row()).unsqueeze(0)).squeeze(-1)
         return of_row + words.number_bias()
 
@@ -278,22 +255,18 @@ class ActionNetwork(nn.Module):
 
 
 class Vocabulary:
-    """The rows that the tokens' scores are made of, and what follows from them, made when it is first asked for.
-
-    Made anew for every forward pass; kept for as long as somebody knows that the weights stand still (a text, a stage that
-    leaves them frozen: `CausalQwenForCausalLM.frozen_vocabulary`). Calling it gives loc_S of the tokens of the
-    matrix, [..., V], from loc_U [..., C].
+    """The rows that the tokens' scores are made of, and what follows from them, made when it is first asked for: anew for
+    every forward pass, but within `frozen_vocabulary`. Calling it gives loc_S [..., V] of the matrix's tokens from loc_U.
 
     Args:
         action: whose law it is; `<NUM>`'s own row, the tokens' thresholds and the rows in use are its.
         layer: the linear layer of V rows, or what has `weight`, `bias` and the product; `products` too, W x without the bias,
             where it keeps the rows in an order of its own, which its kernel is fast with.
-        served: whether `<NUM>`'s own row stands still too, for as long as this is there.
+        served: whether `<NUM>`'s own row stands still too.
     """
 
     def __init__(self, action: ActionNetwork, layer: Any, served: bool = False) -> None:
         self.action, self.layer, self.served = action, layer, served
-        self._number: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, loc: Tensor) -> Tensor:
         scores: Tensor = self.layer(loc)
@@ -339,8 +312,8 @@ class Vocabulary:
         return -own.to(self.weight.dtype) if bias is None else bias - own.to(bias.dtype)
 
     def _blocks(self, rows: Tensor | None = None) -> Iterator[Tensor]:
-        """Rows [V, ...], those of the matrix by default, as many at a time as several passes are best taken over. Asked for
-        outside of `no_grad`: it may be this that makes `weight`, which is kept."""
+        """Rows [V, ...], those of the matrix by default, some at a time. Asked for outside of `no_grad`: this may be what makes
+        `weight`, which is kept."""
         rows = self.weight if rows is None else rows
         return iter(rows.split(_ROWS_AT_ONCE.get(self.weight.device.type, _MOST_ROWS)))
 
@@ -381,17 +354,12 @@ class Vocabulary:
         return rows
 
     def number_row(self) -> Tensor:
-        """W_NUM [C], as far as the score scale lets it reach.
+        """W_NUM [C], as far as the score scale lets it reach; it may move while the matrix stands still, unless `served`."""
+        return self._served_row if self.served else self._number_row()
 
-        A `served` one is made once. Any other may move while the matrix stands still: where no gradient is asked for it is kept
-        until it differs, but on a GPU, which the comparison would wait for.
-        """
-        own = self.action.num_row
-        if not self.served and (torch.is_grad_enabled() or own.device.type != "cpu"):
-            return self._number_row()
-        if self._number is None or not (self.served or _same(self._number[0], own)):
-            self._number = own.detach().clone(), self._number_row()
-        return self._number[1]
+    @cached_property
+    def _served_row(self) -> Tensor:
+        return self._number_row()
 
     def _number_row(self) -> Tensor:
         action, own = self.action, self.action.num_row
