@@ -35,7 +35,6 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +48,14 @@ from sklearn.linear_model import RidgeCV
 from sklearn.model_selection import RepeatedKFold, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.tree import DecisionTreeRegressor
 
-from benchmarks.numbers.regression import BOOSTED_LEVELS, fit_mlp, fit_ngboost
-from benchmarks.numbers.scores import conformal_rank, crps_log
+from benchmarks.numbers.parts import spread_transform
+from benchmarks.numbers.regression import BOOSTED_LEVELS, conformal_rank, fit_mlp
+from benchmarks.numbers.scores import crps_log
 from causalqwen.data.columns import Columns, TableReader, numbers_of, read_table, table_of
 from causalqwen.evaluation.number_table import NumberTable
-from causalqwen.evaluation.rivals import central, crps_of, inside
+from causalqwen.evaluation.rivals import Forecast, Predictor, central, crps_of, from_axis, inside, on_axis
 from causalqwen.files import write_text
 from causalqwen.numbers import CRPS_LEVELS, ValueLaw
 from causalqwen.sklearn import NumberRegressor, _grafted
@@ -242,8 +243,37 @@ def perceptron(train: Columns, values: np.ndarray, test: Columns, given: dict[st
     return _on_features(fit_mlp, train, values, test, given)
 
 
+def fit_ngboost(train: NumberTable, validation: NumberTable, seed: int) -> Predictor:
+    """NGBoost (normal) on 32 principal components of the features, stopped by the validation rows."""
+    from ngboost import NGBRegressor
+
+    transform = spread_transform(train.values)
+    components = PCA(min(32, len(train) - 1, train.features.shape[1]), random_state=seed)
+    reader = make_pipeline(StandardScaler(), components, StandardScaler())
+    x = reader.fit_transform(train.features.astype(np.float64))
+    x_held = reader.transform(validation.features.astype(np.float64))
+    model = NGBRegressor(
+        Base=DecisionTreeRegressor(max_depth=3, random_state=seed),  # its default has no seed
+        n_estimators=500,
+        learning_rate=0.02,
+        verbose=False,
+        random_state=seed,
+    )
+    held = {"X_val": x_held, "Y_val": on_axis(transform, validation.values), "early_stopping_rounds": 30}
+    model.fit(x, on_axis(transform, train.values), **held)
+
+    def predict(table: NumberTable) -> Forecast:
+        predicted = model.pred_dist(
+            reader.transform(table.features.astype(np.float64)), max_iter=model.best_val_loss_itr
+        )
+        axis = np.stack([predicted.dist.ppf(level) for level in CRPS_LEVELS.tolist()], axis=1)
+        return Forecast(from_axis(transform, axis))
+
+    return predict
+
+
 def ngboost(train: Columns, values: np.ndarray, test: Columns, given: dict[str, Any]) -> Predicted:
-    return _on_features(partial(fit_ngboost, law="Normal"), train, values, test, given)
+    return _on_features(fit_ngboost, train, values, test, given)
 
 
 def mapie(train: Columns, values: np.ndarray, test: Columns, given: dict[str, Any]) -> Predicted:

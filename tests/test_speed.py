@@ -6,15 +6,11 @@ import sys
 import pytest
 
 from benchmarks.speed.__main__ import app
-from benchmarks.speed.generation import score_generation, score_ways
 from benchmarks.speed.losses import SOFTMAX, LossSize, score_losses
-from benchmarks.speed.report import picture, table
+from benchmarks.speed.report import table
 from benchmarks.speed.run import PARTS, measure
-from conftest import graft_tiny
 from test_cli import run
 from test_commands import bare  # noqa: F401  a fixture
-
-TINY = LossSize(tokens=32, vocabulary=2048, hidden=16, dtype="float32")
 
 
 @pytest.mark.slow
@@ -25,23 +21,6 @@ def test_losses_are_timed_in_turns_and_their_memory_in_processes_of_their_own():
     assert row["time_ratio"][SOFTMAX] == row["memory_ratio"][SOFTMAX] == 1.0
     # softmax keeps at least the scores, 64 MiB; the chunked loss never does
     assert row["bytes"][SOFTMAX] > 2**26 > row["bytes"]["equal, Cauchy"]
-
-
-@pytest.mark.slow
-def test_every_preset_is_timed_against_the_backbone(tiny_tokenizer, tmp_path):
-    model = graft_tiny("llama", tiny_tokenizer)
-    row = {**score_generation(model, batch=2, tokens=3, repeats=1), "model": "tiny"}
-    assert row["speed_ratio"]["backbone"] == 1.0
-    assert {"no plan", "causal", "persona", "softmax"} < row["speed_ratio"].keys()
-    growth = {"tokens": [score_losses(TINY, [SOFTMAX, "documents"], 1, memory=False)]}
-    found = {"generate": [row], "growth": growth, "loss": growth["tokens"]}
-    assert "documents" in table(found) and picture(found).startswith("<svg")
-
-
-@pytest.mark.slow
-def test_drafts_and_compiled_steps_are_timed(tiny_tokenizer):
-    row = score_ways(graft_tiny("llama", tiny_tokenizer), tokens=4, repeats=1)
-    assert {"backbone, drafts", "persona, drafts", "standard, compiled"} < row["speed_ratio"].keys()
 
 
 def test_results_of_other_parts_are_kept(tmp_path):

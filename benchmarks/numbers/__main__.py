@@ -27,8 +27,8 @@ def numbers(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Any of constant, ngram-ridge, mlp, boosting, boosting-numbers, ngboost-normal, ngboost-laplace, lora-digits, "
-            "lora-digits-ntl, regressor, causalqwen, with commas (default: all)."
+            help="Any of constant, ngram-ridge, mlp, boosting, boosting-numbers, lora-digits, regressor, causalqwen, with "
+            "commas (default: all)."
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of every method on every table.")] = 5,
@@ -42,7 +42,6 @@ def numbers(
     skip: Annotated[
         int, typer.Option(min=0, help="Leave out so many records of a table first, to use rows that no run has seen.")
     ] = 0,
-    joint: Annotated[bool, typer.Option("--joint", help="Also train one model for all these tables.")] = False,
     bf16: Annotated[
         bool | None,
         typer.Option(help="Run the backbone in bfloat16, for all methods alike (default: where that is faster)."),
@@ -55,13 +54,12 @@ def numbers(
     """Score distributions of numbers from text, beside what people would use instead (many hours; a stopped run goes on)."""
     with extra("benchmark", "the benchmark of numbers"):
         from benchmarks.numbers.report import markdown, picture, summary
-        from benchmarks.numbers.run import JOINT, METHODS, Benchmark, graft
+        from benchmarks.numbers.run import METHODS, Benchmark, graft
         from benchmarks.numbers.tables import real_table, records_of, split_records
     from causalqwen.files import write_text
     from causalqwen.modeling.backbones import bf16_pays
 
-    asked = [name.strip() for name in methods.split(",")] if methods else [name for name in METHODS if name != JOINT]
-    asked += [JOINT] if joint and JOINT not in asked else []
+    asked = [name.strip() for name in methods.split(",")] if methods else METHODS
     names, sizes = [name.strip() for name in tables.split(",")], _sizes(rows)
     read = partial(real_table, rows=sizes, skip=skip)
     if (table is None) != (target is None):

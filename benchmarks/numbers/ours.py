@@ -3,7 +3,7 @@ benchmark has, everybody has."""
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from causalqwen.training.stages import WORK
 
 @dataclass(frozen=True)
 class Graft:
-    """A rival of the mechanism in `rivals`: a graft made with `config`, trained by `settings` over `train`'s defaults.
+    """A rival of the mechanism in `rivals`: a graft made with `config`, trained by `train`'s defaults.
 
     facts: a folder with kept features (`FactStore`) of the rows, which are then not read again.
     """
@@ -33,68 +33,39 @@ class Graft:
     make: MakeModel
     facts: Path
     config: dict[str, Any]
-    settings: dict[str, Any]
+    bf16: bool
 
     def __call__(self, training: NumberTable, validation: NumberTable, seed: int) -> Predictor:
-        model = self.trained([training], [validation], seed)
-        return lambda table: forecast(model, table)
-
-    def trained(self, training: list[NumberTable], held: list[NumberTable], seed: int) -> CausalQwenForCausalLM:
-        """One model of all these tables, each on an axis of its own where the settings say so."""
         model = self.make(**self.config)
-        learned, kept = (
-            [
-                example
-                for table in part
-                for example in examples_of(model, table.prompts, table.values.tolist(), table.class_name)
-            ]
-            for part in (training, held)
-        )
-        settings = TrainSettings.from_dict({"seed": seed, **self.settings})
+        learned, held = (examples_of(model, part.prompts, part.values.tolist()) for part in (training, validation))
         with tempfile.TemporaryDirectory(dir=self.facts) as folder:
             work = Path(folder) / "run" / WORK
             work.mkdir(parents=True)
             for features in self.facts.resolve().glob("features-*"):
                 (work / features.name).symlink_to(features)
-            learn(model, learned, kept, work.parent, settings)
-        return model
+            learn(model, learned, held, work.parent, TrainSettings(seed=seed, bf16=self.bf16))
+        return lambda table: forecast(model, table)
 
 
 def forecast(model: CausalQwenForCausalLM, table: NumberTable) -> Forecast:
     """Quantiles as the model has them, recalibrated, and those of its own law (`raw`)."""
-    found = model.predict_number(table.prompts, classes=table.class_name)
+    found = model.predict_number(table.prompts)
     quantiles, raw = (
         np.array([[p.quantile(level, raw=raw) for level in CRPS_LEVELS.tolist()] for p in found])
         for raw in (False, True)
     )
-    of_new = model.value_axes.law(table.class_name)
+    of_new = model.value_axes.law()
     kept = (of_new.transform.kind, of_new.family)
     notes = {kind: float(kind in kept) for kind in (*TRANSFORMS, *FAMILIES)} | {"copies": float(model.copies)}
     log_prob = np.array([p.log_prob(value) for p, value in zip(found, table.values.tolist(), strict=True)])
     return Forecast(quantiles, log_prob=log_prob, raw=raw, notes=notes)
 
 
-def fit_joint(graft: Graft, tables: dict[str, tuple[NumberTable, NumberTable]], seed: int) -> dict[str, Predictor]:
-    """One model on the training rows of all tables at once (train, validation), each a class with an axis of its own,
-    recalibrated for each on its own validation rows; a predictor per table."""
-    named = {name: tuple(replace(part, class_name=name) for part in pair) for name, pair in tables.items()}
-    model = graft.trained([pair[0] for pair in named.values()], [pair[1] for pair in named.values()], seed)
-
-    def predictor(validation: NumberTable) -> Predictor:
-        def predict(table: NumberTable) -> Forecast:
-            return forecast(model, replace(table, class_name=validation.class_name))
-
-        return predict
-
-    return {name: predictor(pair[1]) for name, pair in named.items()}
-
-
 @dataclass(frozen=True)
 class TextRegressor:
     """`NumberRegressor` as a rival, on the texts that everybody reads, or on the columns that these were made of.
 
-    It is given the rows to train and to validate on together, and holds some of them out by itself; so its intervals are
-    recalibrated when it predicts.
+    It is given the rows to train and to validate on together, and holds some of them out by itself.
 
     backbone: its name. config: of its graft. text: columns that are texts. bf16: as `TrainSettings` has it. rows: a folder for
     what was read.
@@ -118,7 +89,7 @@ class TextRegressor:
             predictions = made.predict(rows, "full")["predictions"]
             pairs = zip(predictions, table.values.tolist(), strict=True)
             log_prob = np.array([prediction.log_prob(value) for prediction, value in pairs])
-            return Forecast(quantiles, log_prob=log_prob, calibrated=True)
+            return Forecast(quantiles, log_prob=log_prob)
 
         return predict
 

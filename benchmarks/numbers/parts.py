@@ -17,7 +17,6 @@ from causalqwen.extras import extra
 from causalqwen.files import write_text
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.numbers import ValueLaw, ValueTransform, symlog
-from causalqwen.parts.copying import Candidates
 from causalqwen.training import FactStore
 
 with extra("benchmark", "the benchmark of numbers"):
@@ -45,30 +44,23 @@ class Parts:
     prompt_seconds: float
 
     @property
-    def transform(self) -> ValueTransform:
-        """t of the rivals, fitted to the training values: symlog where it makes them less skewed, else affine."""
-        return spread_transform(self.train.values)
-
-    @property
     def law(self) -> ValueLaw:
         """Whose `clip` is the one for all: the training range widened by its own width."""
         return ValueLaw(value_range=(float(self.train.values.min()), float(self.train.values.max())))
 
 
 def spread_transform(values: Any) -> ValueTransform:
-    """symlog where |skewness| of symlog(v) is below that of v, else affine; centre and width fitted to the values [n]."""
+    """t of the rivals: symlog where |skewness| of symlog(v) is below that of v, else affine; centre and width fitted to the
+    training values [n]."""
     values = torch.as_tensor(values, dtype=torch.float64)
     logged = abs(stats.skew(symlog(values).numpy())) < abs(stats.skew(values.numpy()))
     return ValueTransform.fit("symlog" if logged else "affine", values)
 
 
-def examples_of(
-    model: CausalQwenForCausalLM, prompts: Sequence[str], values: Sequence[float], class_name: str | None = None
-) -> list[Example]:
+def examples_of(model: CausalQwenForCausalLM, prompts: Sequence[str], values: Sequence[float]) -> list[Example]:
     """Prompt rows, encoded, of which the value alone is learned: what is kept of them is one position each."""
-    named = {} if class_name is None else {"class": class_name}
     rows = [
-        Row("prompt", f"row {index}", {"prompt": prompt, "value": float(value)} | named)
+        Row("prompt", f"row {index}", {"prompt": prompt, "value": float(value)})
         for index, (prompt, value) in enumerate(zip(prompts, values, strict=True), start=1)
     ]
     examples = encode_rows(rows, model.processor)
@@ -95,11 +87,9 @@ def prepare(
         store = FactStore.build(model, examples, folder, title=f"{name}, {part}")
         if store.folder not in known:
             took(f"facts {store.folder.name}", started, len(examples))
-        numbers = store.facts.numbers
-        candidates = None if numbers is None else Candidates(**numbers.candidates())  # of every row, in order
         at, cells = np.isfinite(store.facts.values), _cells(records[part])
         features, values = (np.array(column[at]) for column in (store.facts.features, store.facts.values))
-        tables[part] = NumberTable(prompts, features, values, candidates, cells=cells)
+        tables[part] = NumberTable(prompts, features, values, cells)
     asking = f"prompt {store.folder.name}"
     if asking not in seconds:
         some, started = prompts[: 2 * _BATCH], time.perf_counter()

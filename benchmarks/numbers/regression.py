@@ -1,5 +1,6 @@
 """Rivals that are regressions on frozen features or on the characters of the text. All read the target through t."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.numbers.parts import spread_transform
-from benchmarks.numbers.scores import conformal_rank
 from causalqwen.data.columns import TableReader
 from causalqwen.evaluation.number_table import NumberTable
 from causalqwen.evaluation.rivals import Forecast, Predictor, from_axis, on_axis
@@ -17,14 +17,17 @@ from causalqwen.losses import quantile_loss
 from causalqwen.numbers import CRPS_LEVELS
 
 with extra("benchmark", "the benchmark of numbers"):
-    from sklearn.decomposition import PCA, TruncatedSVD
+    from sklearn.decomposition import TruncatedSVD
     from sklearn.ensemble import HistGradientBoostingRegressor
     from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
-    from sklearn.tree import DecisionTreeRegressor
 
 BOOSTED_LEVELS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+
+
+def conformal_rank(count: int, level: float) -> int:
+    """Place (from 0) among `count` sorted residuals of the split-conformal quantile: ceil((count + 1) level), or the last."""
+    return min(math.ceil((count + 1) * level - 1e-9), count) - 1
 
 
 def fit_training_quantiles(train: NumberTable, validation: NumberTable, seed: int) -> Predictor:
@@ -97,7 +100,7 @@ def fit_quantile_boosting(
     """
     transform, texts = spread_transform(train.values), [character_grams(train.prompts)]
     if numbers:
-        texts.append(_numbers_inside(train))
+        texts.append(numbers_inside(train.prompts))
 
     def read(prompts: Sequence[str]) -> np.ndarray:
         return np.concatenate([new(prompts) for _, new in texts], axis=1)
@@ -123,48 +126,7 @@ def fit_quantile_boosting(
     return predict
 
 
-def _numbers_inside(train: NumberTable) -> tuple[np.ndarray, Callable[[Sequence[str]], np.ndarray]]:
+def numbers_inside(prompts: Sequence[str]) -> tuple[np.ndarray, Callable[[Sequence[str]], np.ndarray]]:
     """Numbers that stand in texts, as columns: of the training texts [n, D], and how others get theirs."""
-    reader = TableReader.fit({"text": list(train.prompts)}, None, ("text",))
-
-    def read(texts: Sequence[str]) -> np.ndarray:
-        return reader.numbers({"text": list(texts)})
-
-    return read(train.prompts), read
-
-
-def fit_ngboost(train: NumberTable, validation: NumberTable, seed: int, *, law: str) -> Predictor:
-    """NGBoost (`Normal`, `Laplace` or `Cauchy`) on 32 principal components of the features, stopped by the validation rows.
-
-    ImportError where `ngboost` is not installed.
-    """
-    with extra("benchmark", "this rival"):
-        import ngboost
-        from ngboost import distns
-    transform = spread_transform(train.values)
-    components = PCA(min(32, len(train) - 1, train.features.shape[1]), random_state=seed)
-    reader = make_pipeline(StandardScaler(), components, StandardScaler())
-    x = reader.fit_transform(train.features.astype(np.float64))
-    x_held = reader.transform(validation.features.astype(np.float64))
-    model = ngboost.NGBRegressor(
-        Dist=getattr(distns, law),
-        Base=DecisionTreeRegressor(max_depth=3, random_state=seed),  # its default has no seed
-        n_estimators=500,
-        learning_rate=0.02,
-        verbose=False,
-        random_state=seed,
-    )
-    held = {"X_val": x_held, "Y_val": on_axis(transform, validation.values), "early_stopping_rounds": 30}
-    model.fit(x, on_axis(transform, train.values), **held)
-
-    def predict(table: NumberTable) -> Forecast:
-        predicted = model.pred_dist(
-            reader.transform(table.features.astype(np.float64)), max_iter=model.best_val_loss_itr
-        )
-        axis = np.stack([predicted.dist.ppf(level) for level in CRPS_LEVELS.tolist()], axis=1)
-        jacobian = transform.log_jacobian(torch.from_numpy(table.values)).numpy()
-        return Forecast(
-            from_axis(transform, axis), log_prob=predicted.dist.logpdf(on_axis(transform, table.values)) + jacobian
-        )
-
-    return predict
+    reader = TableReader.fit({"text": list(prompts)}, None, ("text",))
+    return reader.numbers({"text": list(prompts)}), lambda texts: reader.numbers({"text": list(texts)})

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.numbers.run import Benchmark
 from benchmarks.numbers.scores import interval_of, resampled_means, row_scores
-from causalqwen.modeling.plots import _GREY, _MAIN, _SECOND, as_svg, plt
+from causalqwen.modeling.plots import _MAIN, _SECOND, as_svg, plt
 from causalqwen.numbers import ValueLaw
 from causalqwen.training import LEVELS
 
@@ -87,9 +87,9 @@ def markdown(results: dict[str, Any]) -> str:
         lines += [
             f"### {name}, {table['unit']} ({sizes} rows to train, validate and test)",
             "",
-            "| method | CRPS | difference to the best | CRPS, log scale | median error | covered at 50/80/90% | conformal "
-            "| log score | seconds to train | to predict 1,000 | seeds |",
-            "|---|---|---|---|---|---|---|---|---|---|---|",
+            "| method | CRPS | difference to the best | CRPS, log scale | median error | covered at 50/80/90% | log score "
+            "| seconds to train | to predict 1,000 | seeds |",
+            "|---|---|---|---|---|---|---|---|---|---|",
         ]
         for method, row in sorted(table["methods"].items(), key=lambda pair: pair[1]["crps"]):
             crps, logged = (
@@ -97,13 +97,11 @@ def markdown(results: dict[str, Any]) -> str:
                 for key in ("crps", "crps_log")
             )
             over = row["over_best"]["crps"]
-            covered, conformal = (
-                "/".join(f"{100 * row[f'{kind}_{level}']:.0f}" for level in LEVELS) for kind in ("cover", "conformal")
-            )
+            covered = "/".join(f"{100 * row[f'cover_{level}']:.0f}" for level in LEVELS)
             density = f"{row['log_score']:.3f}" if "log_score" in row else "–"
             lines.append(
                 f"| {method} | {crps} | {over['low']:+.3g} to {over['high']:+.3g} | {logged} | {row['median_error']:.4g} "
-                f"| {covered} | {conformal} | {density} | {row['train_seconds']:.3g} | {row['predict_seconds']:.3g} "
+                f"| {covered} | {density} | {row['train_seconds']:.3g} | {row['predict_seconds']:.3g} "
                 f"| {row['seeds']} |"
             )
         lines.append("")
@@ -128,13 +126,12 @@ def picture(results: dict[str, Any]) -> str:
                 top.plot([over["low"], over["high"]], [place, place], color=colour, lw=1.6)
                 top.plot(over["mean"], place, "o", color=colour, ms=5)
             for level, mark in (("0.5", "o"), ("0.8", "s"), ("0.9", "D")):
-                bottom.plot(rows[name][f"cover_{level}"], place + 0.12, mark, color=colour, ms=4)
-                bottom.plot(rows[name][f"conformal_{level}"], place - 0.18, mark, color=_GREY, ms=3, fillstyle="none")
+                bottom.plot(rows[name][f"cover_{level}"], place, mark, color=colour, ms=4)
         top.axvline(1.0, color="black", lw=0.8)
         for nominal in (0.5, 0.8, 0.9):
             bottom.axvline(nominal, color="black", lw=0.8, ls=":")
         top.set(title=table, xlabel="CRPS over the constant's")
-        bottom.set(xlabel="values inside 50/80/90% intervals\n(hollow: conformal)", xlim=(0.3, 1.02))
+        bottom.set(xlabel="values inside 50/80/90% intervals", xlim=(0.3, 1.02))
     axes[0, 0].set_yticks(range(len(names)), names)
     figure.tight_layout()
     return as_svg(figure)

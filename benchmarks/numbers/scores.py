@@ -1,44 +1,21 @@
 """Scores of results, with bootstrap intervals over the test rows."""
 
-import math
 from typing import Any
 
 import numpy as np
 import torch
 
-from causalqwen.evaluation.rivals import central, crps_of, inside, on_axis
-from causalqwen.numbers import ValueLaw, ValueTransform, symlog
+from causalqwen.evaluation.rivals import central, crps_of, inside
+from causalqwen.numbers import ValueLaw, symlog
 from causalqwen.training import LEVELS
 
 DRAWS = 2000
 """Resamplings of the test rows."""
 
 
-def conformal_rank(count: int, level: float) -> int:
-    """Place (from 0) among `count` sorted residuals of the split-conformal quantile: ceil((count + 1) level), or the last."""
-    return min(math.ceil((count + 1) * level - 1e-9), count) - 1
-
-
-def conformal_interval(
-    held: np.ndarray, held_values: np.ndarray, interval: np.ndarray, level: float, transform: ValueTransform
-) -> np.ndarray:
-    """Intervals [n, 2], moved outwards (or inwards) on the axis of t so that they cover at least `level` of rows exchangeable
-    with the validation ones: conformalized quantile regression (Romano, Patterson, Candes 2019).
-
-    held: the same intervals [m, 2] of the validation rows; held_values [m].
-    """
-    ends, values = on_axis(transform, held), on_axis(transform, held_values)
-    misses = np.sort(np.maximum(ends[:, 0] - values, values - ends[:, 1]))
-    shift = misses[conformal_rank(len(misses), level)]
-    moved = on_axis(transform, interval) + shift * np.array([-1.0, 1.0])
-    crossed = moved[:, 0] > moved[:, 1]
-    moved[crossed] = moved[crossed].mean(1, keepdims=True)
-    return transform.inverse(torch.from_numpy(moved)).numpy()
-
-
 def row_scores(result: dict[str, Any], law: ValueLaw) -> dict[str, np.ndarray]:
     """What each test row scores, [n]: crps, crps_log (of symlog quantiles and values), error (of the median), log_score where
-    there is a density, and whether its intervals hold the value: cover_0.5, conformal_0.5, raw_0.5 and so on."""
+    there is a density, and whether its intervals hold the value: cover_0.5, raw_0.5 and so on."""
     values, quantiles = result["values"], result["quantiles"]
     scores = {"crps": crps_of(quantiles, values, law), "crps_log": crps_log(quantiles, values, law)}
     scores["error"] = np.abs(quantiles[:, quantiles.shape[1] // 2] - values)
@@ -50,7 +27,6 @@ def row_scores(result: dict[str, Any], law: ValueLaw) -> dict[str, np.ndarray]:
     for level in LEVELS:
         for kind, those in kinds.items():
             scores[f"{kind}_{level}"] = inside(central(those, level), values)
-        scores[f"conformal_{level}"] = inside(result[f"conformal_{level}"], values)
     return {name: column.astype(np.float64) for name, column in scores.items()}
 
 

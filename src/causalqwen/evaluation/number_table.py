@@ -9,22 +9,18 @@ import numpy as np
 
 from causalqwen.data import Example
 from causalqwen.modeling import CausalQwenForCausalLM
-from causalqwen.parts.copying import Candidates
 
 
 @dataclass(frozen=True)
 class NumberTable:
     """Numbers to predict: the text before each, the features there [n, H] ([n, 0] where none were read), and its value [n].
 
-    candidates: the numbers in each text, where the model that read them copies. class_name: of what kind all of them are, to a
-    model of several kinds. cells: the columns that the texts were made of, where there were some.
+    cells: the columns that the texts were made of, where there were some.
     """
 
     prompts: list[str]
     features: np.ndarray
     values: np.ndarray
-    candidates: Candidates | None = None
-    class_name: str | None = None
     cells: dict[str, list[Any]] | None = None
 
     def __len__(self) -> int:

@@ -31,7 +31,6 @@ class Forecast:
     quantiles: [n, 199] at `CRPS_LEVELS`, ascending. points: [n], its answer where it has to give one; the medians by default.
     log_prob: [n], log density at the table's values, where there is a density. crps: [n], where there is a closed form.
     raw: quantiles [n, 199] before a recalibration on validation rows, where there was one. notes: figures of its own.
-    calibrated: whether the validation rows were learned from, so that they cannot tell how wide its intervals should be.
     """
 
     quantiles: np.ndarray
@@ -40,7 +39,6 @@ class Forecast:
     crps: np.ndarray | None = None
     raw: np.ndarray | None = None
     notes: dict[str, float] = field(default_factory=dict)
-    calibrated: bool = False
 
 
 MOST_RIDGE_ROWS = 5000
@@ -95,7 +93,7 @@ def fit_ngram_ridge(train: NumberTable, validation: NumberTable, seed: int) -> P
     some = np.random.default_rng(seed).permutation(len(values))[:MOST_RIDGE_ROWS]
     known = grams.fit_transform([prompts[place] for place in some])
     ridge = KernelRidge((known @ known.T).toarray(), values[some])
-    return lambda table: Forecast(ridge.predict((grams.transform(table.prompts) @ known.T).toarray()), calibrated=True)
+    return lambda table: Forecast(ridge.predict((grams.transform(table.prompts) @ known.T).toarray()))
 
 
 def fit_constant_cauchy(train: NumberTable, validation: NumberTable, seed: int) -> Predictor:
