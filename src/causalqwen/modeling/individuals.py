@@ -296,7 +296,7 @@ def _on_line(values: ValueEvidence, name: str, prior: Individual | None) -> Indi
     heard = told
     if prior is not None and prior.line is not None:
         heard, before = torch.cat([prior.line, told], dim=1), signs[0] * law.quantile(prior.factor[0])
-    places = line_posterior(law, *heard, _ON_LINE)
+    places = line_posterior(law, heard[0], heard[1], heard[2], _ON_LINE)
     now, was = (law.log_prob(told[0], told[1] * t, told[2]).sum().item() for t in (places[_ON_LINE // 2], before))
     # Q(e1_c) = sign(W_c) t: one side of it is exact, the other follows by symmetry
     along = torch.special.ndtri(law.cdf(-places.abs(), 0 * unit, unit)) * -places.sign()

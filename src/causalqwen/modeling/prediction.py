@@ -390,7 +390,7 @@ def predict_number(
         model.value_axes.check(name)  # an unknown class stops it here
     lengths = _lengths(model, prompts)
     predictions: list[NumberPrediction | None] = [None] * len(prompts)
-    padded = {"prompt": True, "padding": True, "padding_side": "left", "return_tensors": "pt"}
+    padded: dict[str, Any] = {"prompt": True, "padding": True, "padding_side": "left", "return_tensors": "pt"}
     was_training = model.training
     model.eval()
     with model.frozen_vocabulary():
