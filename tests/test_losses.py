@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from causalqwen import cauchy_crps, cauchy_nll, linear_ovr_loss, ovr_loss
-from causalqwen.losses import (
-    NO_TARGET,
-    gate,
-    ovr_log_probs,
-    quantile_crps,
-    shift_targets,
-    total_loss,
-)
+from causalqwen.losses import NO_TARGET, gate, ovr_log_probs, quantile_crps, shift_targets, total_loss
 from conftest import graft_tiny
 
 

@@ -217,11 +217,7 @@ TOLD = [  # text, rules, (value, kind, unit) of each number
     ("3-4 km, 10–20%", None, [(3, "range", "km"), (4, "range", "km"), (10, "range", "%"), (20, "percent", "%")]),
     ("-$1,200 at 1.5×10^3 K", None, [(-1200, "currency", "$"), (1500, "scientific", "K")]),
     ("-HK$3.5, -$2万", None, [(-3.5, "currency", "$"), (-20000, "chinese", "$")]),
-    (
-        "10~20万元, 10～20元",
-        None,
-        [(10, "range", "元"), (20, "currency", "元")],
-    ),
+    ("10~20万元, 10～20元", None, [(10, "range", "元"), (20, "currency", "元")]),
     ("-$5", FIRST_RULES, [(5, "number", "$")]),
     ("6.02e23 at 351 K, 5 in total", None, [(6.02e23, "scientific", ""), (351, "number", "K"), (5, "number", "")]),
     (
@@ -304,10 +300,7 @@ WORDS = [
     ("point five, point twenty, one point twenty five, nine point nineteen, zero point five twenty", ALL),
     ("one hundredth, two thousandths, one millionth, three sixteenths, twenty five hundredths, one twentieth", ALL),
     ("2½ million, £2½m, 2½万, 1/2 a million, 3/4 bn, ½K USD", ALL),
-    (
-        "twenty fifth, nineteen eighty-four, six thirty, one two three, a third, half, one of a million",
-        ALL,
-    ),
+    ("twenty fifth, nineteen eighty-four, six thirty, one two three, a third, half, one of a million", ALL),
 ]
 
 

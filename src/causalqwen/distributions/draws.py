@@ -59,8 +59,7 @@ def _words(counter: Any, positions: Any, stream: int, lane: Any, seeds: Any) -> 
     """Philox's words [N, 4 n] of counters [N, n]: integers of torch or of numpy, whose shapes broadcast to that."""
     zero = 0 * (counter + positions + lane + seeds)
     made = philox(
-        (counter + zero, (positions & _WORD) + zero, stream + zero, lane + zero),
-        (seeds & _WORD, (seeds >> 32) & _WORD),
+        (counter + zero, (positions & _WORD) + zero, stream + zero, lane + zero), (seeds & _WORD, (seeds >> 32) & _WORD)
     )
     stack: Any = torch.stack(made, -1) if isinstance(zero, Tensor) else np.stack(made, -1)
     return stack.reshape(len(stack), 4 * zero.shape[1])

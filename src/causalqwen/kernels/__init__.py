@@ -9,11 +9,4 @@ from causalqwen.kernels.linear_ovr import (
 )
 from causalqwen.kernels.race import Race
 
-__all__ = [
-    "IMPLEMENTATIONS",
-    "Negatives",
-    "Race",
-    "inclusion_probabilities",
-    "linear_ovr_loss",
-    "sample_negatives",
-]
+__all__ = ["IMPLEMENTATIONS", "Negatives", "Race", "inclusion_probabilities", "linear_ovr_loss", "sample_negatives"]

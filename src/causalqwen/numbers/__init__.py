@@ -11,7 +11,7 @@ from causalqwen.numbers.rendering import (
     round_significant,
     spaced,
 )
-from causalqwen.numbers.rules import FIRST_RULES, KINDS, NumberRules
+from causalqwen.numbers.rules import FIRST_RULES, KINDS, PROTECTED, NumberRules
 from causalqwen.numbers.transforms import ValueTransform, symlog
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "FIRST_RULES",
     "KINDS",
     "PLAIN",
+    "PROTECTED",
     "ClassLaws",
     "NumberRules",
     "NumberSpan",

@@ -253,10 +253,7 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         ("address", rf"{no_version}(?<![\w.])\d{{1,3}}(?:\.\d{{1,3}}){{3}}(?::\d+|/\d+)?(?![\w.]\w)"),
         # bank cards, DOI, ISBN, and 40°26′, 5'10"
         ("", r"\b\d{4}(?:[ -]\d{4}){3}\b|10\.\d{4,9}/\S+|\b97[89](?:[ -]\d{1,7}){3}[ -][\dX]\b"),
-        (
-            "",
-            r"\d+(?:\.\d+)?°[ ]?\d+(?:\.\d+)?['′’](?:[ ]?\d+(?:\.\d+)?[\"″”])?|\b\d+['′’][ ]?\d+(?:\.\d+)?[\"″”]",
-        ),
+        ("", r"\d+(?:\.\d+)?°[ ]?\d+(?:\.\d+)?['′’](?:[ ]?\d+(?:\.\d+)?[\"″”])?|\b\d+['′’][ ]?\d+(?:\.\d+)?[\"″”]"),
         ("date", rf"(?<![\d.])\d{{1,2}}(?:st|nd|rd|th)?[ ]{_MONTH}(?:,?[ ]\d{{4}}\b)?"),  # 5 January 2024
         ("date", r"\d{4}-\d{1,2}-\d{1,2}(?:[T ]\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?"),  # ISO
         ("date", r"\b(?:19|20)\d\d-0[1-9](?![\w-])"),
@@ -264,10 +261,7 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         ("date", r"\d{2,4}年(?:\d{1,2}月(?:\d{1,2}[日号])?)?|\d{1,2}月(?:\d{1,2}[日号])"),  # 2024年1月5日
     ]
     fractions = [
-        (
-            "",
-            rf"{mixed}(?:(?:[ -](?:of[ ])?(?:an?[ ])?(?i:{magnitude})|[ ]?(?:{SHORT}|{IN_MONEY}))(?!\w)|{myriads})",
-        ),
+        ("", rf"{mixed}(?:(?:[ -](?:of[ ])?(?:an?[ ])?(?i:{magnitude})|[ ]?(?:{SHORT}|{IN_MONEY}))(?!\w)|{myriads})"),
         ("", rf"{amount}{mixed}{OF_MONEY}"),  # £2½m
         ("fraction", mixed),
     ]
@@ -311,10 +305,7 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         ("", rf"{digits}[ ]?(?:[×x⋅·]|\\times)[ ]?10[–-]\d+"),  # 6.02×10-23, whose power lost its height
         ("english", rf"{digits}(?:{_SCALE})?{_AND_A_HALF}(?:{_SCALE})?"),
         ("", rf"{digits}(?:[ -](?i:{'|'.join(MAGNITUDES)})s?){{2,8}}(?!\w)"),  # 2 hundred thousand, 1.5 lakh crore
-        (
-            "scaled",
-            rf"{digits}(?:[ -](?i:{magnitude})|[ ]?(?:{SHORT}|{IN_MONEY}))(?!\w)|{amount}{digits}{OF_MONEY}",
-        ),
+        ("scaled", rf"{digits}(?:[ -](?i:{magnitude})|[ ]?(?:{SHORT}|{IN_MONEY}))(?!\w)|{amount}{digits}{OF_MONEY}"),
         ("", rf"{digits}[ -]?{UNREAD}(?!\w)|{amount}{digits}{letters}"),  # $5 m long
         ("", rf"{digits}{_AND_HALF}"),
         ("chinese", rf"{digits}{myriads}"),  # 3.5万, 2亿, 3万5千, 1万5000
