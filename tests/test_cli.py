@@ -232,6 +232,7 @@ BAD = [
     ("graft", {"--start": "hot"}, r"unknown start 'hot'"),
     ("graft", {"--dtype": "float8_e4m3fn"}, r"unknown dtype float8_e4m3fn; use float32"),
     ("graft", {"--set": "support=["}, r"--set support: '\[' is no YAML"),
+    ("graft", {"--set": "start=documents"}, r"--start is an option of its own"),
     ("predict", {"--device": "cuda:7"}, r"device cuda:7: no CUDA device is here|CUDA"),
 ]
 FRESH = {message for name, _, message in BAD if name == "evaluate"}

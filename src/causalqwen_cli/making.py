@@ -40,6 +40,8 @@ def graft(
     known = (None, "float32", "bfloat16", "float16", "float64")
     refuse(dtype not in known, f"unknown dtype {dtype}; use float32, bfloat16 or float16")
     fields = config_fields(settings)
+    options = ", ".join(f"--{name}" for name in ("start", "dtype", "text") if name in fields)
+    refuse(bool(options), f"--set is for fields of the configuration: {options} is an option of its own")
     say(f"grafting {backbone}")
     dtype_given = getattr(torch, dtype) if dtype else None
     words = read_text(text) if text is not None or fields.get("causal_size") else None
