@@ -64,23 +64,6 @@ def test_digits_are_read_exactly_as_the_bare_backbone_reads_the_text(family, tin
             torch.testing.assert_close(with_plan[row, -len(ids) :][words], alone[0, words], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_sequences_packed_into_one_row_are_read_as_each_alone(family, attention, tiny_tokenizer):
-    model = graft_tiny(family, tiny_tokenizer, number_context="digits")
-    model.set_attn_implementation(attention)
-    alone = [
-        model.processor(text, return_tensors="pt")
-        for text in ("It is 5 and then -3.5 of", "7", "12 or 3, (-8)", "none")
-    ]
-    ids, values = (torch.cat([one[name] for one in alone], dim=1) for name in ("input_ids", "numeric_values"))
-    places = torch.cat([torch.arange(one["input_ids"].shape[1]) for one in alone])[None]
-    words = ids[0] != model.config.num_token_id
-    packed = {"input_ids": ids, "numeric_values": values, "position_ids": places, "use_cache": False}
-    expected = torch.cat([model(**one).logits for one in alone], dim=1)[0, words]
-    torch.testing.assert_close(model(**packed).logits[0, words], expected, rtol=0, atol=1e-4)
-
-
 def test_positions_that_are_given_are_kept(tiny_tokenizer):
     """Counted with `<NUM>` or without it, from 0 or from elsewhere."""
     model = graft_tiny("llama", tiny_tokenizer, number_context="digits").double()
@@ -442,19 +425,10 @@ def test_a_context_set_on_loading_is_the_processors_too(tiny_tokenizer, tmp_path
     assert any(found.digits[0]) and model.processor.decode(found) == "It is 5."
 
 
-@pytest.mark.parametrize("context", ["value", "digits", "both"])
-@pytest.mark.parametrize("texts", [("We came here", "A new year is near"), ("We are 12 men", "It is 5, or 7 of them")])
-def test_packed_sequences_are_read_alone_whatever_the_cache(tiny_tokenizer, context, texts):
-    """transformers takes them for one sequence beside a cache, which it makes unless it is told not to."""
-    model = eager(graft_tiny("llama", tiny_tokenizer, number_context=context))
-    rows = [encode(model, [text]) for text in texts]
-    alone = torch.cat([model(**row).logits for row in rows], dim=1)
-    ids, values = (torch.cat([row[name] for row in rows], dim=1) for name in ("input_ids", "numeric_values"))
-    places = torch.cat([torch.arange(row["input_ids"].shape[1]) for row in rows]).unsqueeze(0)
-    for cache in ({}, {"use_cache": True}, {"use_cache": False}):
-        packed = model(input_ids=ids, numeric_values=values, position_ids=places, **cache).logits
-        words = ids[0] != model.config.num_token_id
-        torch.testing.assert_close(packed[0, words], alone[0, words], rtol=0, atol=1e-4)
+def test_sequences_packed_into_one_row_are_refused(tiny_tokenizer):
+    model = graft_tiny("llama", tiny_tokenizer)
+    with pytest.raises(ValueError, match="sequences packed into one row are not read apart"):
+        model(torch.ones(1, 6, dtype=torch.int64), position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
 
 
 def test_a_model_is_trained_without_a_cache_where_the_trainer_says_so(tiny_tokenizer):
