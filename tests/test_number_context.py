@@ -5,18 +5,14 @@ import math
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
 from causalqwen import CausalDecoding, CausalQwenForCausalLM, CausalQwenProcessor, NumberTextStreamer, Observation
-from causalqwen.data import Row, encode_rows, synthetic
+from causalqwen.data import Row, encode_rows
 from causalqwen.data.encoding import collate
-from causalqwen.data.texts import speech_paragraphs
 from causalqwen.modeling.outputs import CACHE
 from causalqwen.modeling.reading import contexts_of, encode_text, read_contexts
-from causalqwen.numbers import KINDS, NumberRules, find_numbers
-from causalqwen.training import TrainSettings, ValueStage, train
+from causalqwen.numbers import find_numbers
 from conftest import FAMILIES, graft_tiny
 from test_generation import PROMPTS, eager, encode
 
@@ -134,52 +130,6 @@ def test_tokens_that_the_tokenizer_adds_are_no_digits(tiny_tokenizer):
     assert processor.decode(encoded, skip_special_tokens=True) == "5 or 6"
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_batches_and_cuts_keep_tokens_and_values_together(processor, side):
-    texts = ["1 one 2 two 3 three 44.5", "none", "x 5"]
-    batch = processor(texts, padding=True, padding_side=side, return_tensors="pt")
-    for row, text in enumerate(texts):
-        alone, kept = processor(text), batch["attention_mask"][row].bool()
-        assert batch["input_ids"][row, kept].tolist() == alone["input_ids"]
-        assert batch["numeric_values"][row, kept].tolist() == list(alone["numeric_values"])
-    assert processor.batch_decode(batch) == texts
-    whole = processor(texts[0])
-    processor.slotted_tokenizer.truncation_side = processor.tokenizer.truncation_side = side
-    try:
-        cut = processor(texts, truncation=True, max_length=6, padding="max_length")
-    finally:
-        processor.slotted_tokenizer.truncation_side = processor.tokenizer.truncation_side = "right"
-    window = slice(-6, None) if side == "left" else slice(6)
-    assert cut["input_ids"][0] == whole["input_ids"][window]
-    assert list(cut["numeric_values"][0]) == list(whole["numeric_values"])[window]
-    assert {len(ids) for ids in cut["input_ids"]} == {len(values) for values in cut["numeric_values"]} == {6}
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=st.text(max_size=40) | st.text("0123456789.,-+eE%: aK(年价三百万½/", max_size=30))
-def test_any_text_survives_the_round_trip(processor, text):
-    for rules in (NumberRules(), NumberRules(kinds=KINDS)):
-        processor.number_rules = rules
-        try:
-            encoded = processor(text)
-        except ValueError:
-            return  # beyond float64, or a noncharacter
-        plain = processor.tokenizer.decode(processor.tokenizer(text)["input_ids"], clean_up_tokenization_spaces=False)
-        if plain == text:
-            assert processor.decode(encoded) == text
-            assert encoded["input_ids"].count(processor.num_token_id) == len(find_numbers(text, rules))
-        if processor.number_context != "value":
-            words = [token for token in encoded["input_ids"] if token != processor.num_token_id]
-            assert words == processor.tokenizer(text)["input_ids"]
-            assert processor.decode(encoded["input_ids"], encoded["numeric_values"]) == plain
-
-
-def test_real_sentences_survive_the_round_trip(processor):
-    texts = [text for year in (1941, 2012) for text in speech_paragraphs(year)]
-    encoded = processor(texts)
-    assert processor.batch_decode(encoded) == texts and sum(map(len, encoded.number_texts)) > 30
-
-
 def test_digits_are_no_labels_and_a_prompt_ends_with_num(processor):
     rows = [
         Row("text", "x", {"text": "It is 5 now"}),
@@ -262,16 +212,6 @@ def test_what_was_generated_is_read_as_it_was_written(tiny_tokenizer):
     assert chosen > 3
 
 
-def test_a_static_cache_writes_the_same(talker):
-    """Its masks are made before the forward pass."""
-    inputs = encode(talker, PROMPTS)
-    one, other = (
-        talker.generate(**inputs, max_new_tokens=16, cache_implementation=cache, disable_compile=True)
-        for cache in (None, "static")
-    )
-    assert torch.equal(one, other) and (one[:, -16:] == talker.config.num_token_id).any()
-
-
 def test_a_number_that_ends_a_prompt_is_written_out_first(talker):
     ids = [*talker.processor("It is")["input_ids"], talker.config.num_token_id]
     values = torch.tensor([[0.0] * (len(ids) - 1) + [351.5]], dtype=torch.float64)
@@ -314,17 +254,6 @@ def test_predictions_are_those_of_the_plain_text(tiny_tokenizer):
         with torch.no_grad():
             (expected,) = model.predict_values(model.backbone.base_model(input_ids=plain).last_hidden_state[:, -1])
         assert found.loc == pytest.approx(expected.loc, abs=1e-4)
-
-
-def test_values_are_trained(tiny_tokenizer, tmp_path):
-    """Stage 1 on questions whose context holds the answer."""
-    model = graft_tiny("llama", tiny_tokenizer, number_context="digits")
-    rows = [Row("question", f"row {i}", fields) for i, fields in enumerate(synthetic.questions(24))]
-    examples = encode_rows(rows, model.processor)
-    metrics = train(
-        model, examples, examples[:8], tmp_path / "run", TrainSettings(values=ValueStage(epochs=2), evaluations=1)
-    )
-    assert math.isfinite(metrics["quantile_crps"]) and model.config.value_range is not None
 
 
 def test_digits_are_no_evidence_and_are_read_as_plain_text(tiny_tokenizer):
@@ -373,20 +302,6 @@ def test_a_cache_without_a_mask_is_refused(tiny_tokenizer):
     past = model(**inputs, use_cache=True)[CACHE]
     with pytest.raises(ValueError, match="attention_mask beside a cache"):
         model(inputs["input_ids"][:, :1], past_key_values=past)
-
-
-def test_a_step_beside_a_cache_is_that_of_one_pass(tiny_tokenizer):
-    model = graft_tiny("llama", tiny_tokenizer, number_context="digits")
-    inputs = encode(model, ["It is 5 and then more"])
-    hidden = inputs["input_ids"] == model.config.num_token_id
-    assert hidden.any() and not hidden[:, -2:].any()
-    with torch.no_grad():
-        whole = model(**inputs).logits[:, -1]
-        first = {name: column[:, :-1] for name, column in inputs.items()}
-        past = model(**first, use_cache=True)[CACHE]
-        mask = inputs["attention_mask"].masked_fill(hidden, 0)
-        step = model(inputs["input_ids"][:, -1:], attention_mask=mask, past_key_values=past).logits[:, -1]
-    torch.testing.assert_close(step, whole)
 
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
