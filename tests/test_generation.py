@@ -251,7 +251,7 @@ def test_an_individual_can_be_kept_and_given_to_another_prompt(talker, tmp_path)
 def test_individuals_that_do_not_fit_are_refused(talker, tmp_path):
     inputs, small, text = encode(talker, PROMPTS[:2]), Individual.from_seed(1, 8), Observation("It was 5")
     for asked in (
-        lambda: talker.generate(**inputs, causal_decoding=CausalDecoding(individual=small)),
+        lambda: talker.generate(**inputs, causal_decoding=CausalDecoding(individual=small), max_new_tokens=2),
         lambda: talker.predict_number("It was", individual=small),
         lambda: talker.abduct(text, prior=small),
         lambda: talker.counterfactual_samples(text, Intervention("It is"), individual=small),
@@ -264,7 +264,7 @@ def test_individuals_that_do_not_fit_are_refused(talker, tmp_path):
     )
     for plan, counted in zip(three, ("individuals", "seeds"), strict=True):
         with pytest.raises(ValueError, match=f"3 {counted} for 2 prompts"):
-            talker.generate(**inputs, causal_decoding=plan)
+            talker.generate(**inputs, causal_decoding=plan, max_new_tokens=2)
     for bad in (torch.tensor([0.0, 0.5]), torch.rand(2, 2)):
         with pytest.raises(ValueError, match="individual"):
             Individual(bad)

@@ -108,21 +108,15 @@ def test_num_comes_before_a_token_that_reaches_into_its_number():
     encoded = processor("we lost (-5) of them")
     shown = processor.tokenizer.convert_ids_to_tokens(encoded["input_ids"])
     place = encoded["input_ids"].index(processor.num_token_id)
-    assert shown[place + 1 : place + 3] == ["Ġ(-", "5"] and encoded.digits[0][place : place + 4] == [
-        False,
-        True,
-        True,
-        False,
-    ]
+    assert shown[place + 1 : place + 3] == ["Ġ(-", "5"]
+    assert encoded.digits[0][place : place + 4] == [False, True, True, False]
     assert processor.decode(encoded) == "we lost (-5) of them"
 
 
 def test_tokens_that_the_tokenizer_adds_are_no_digits(tiny_tokenizer):
     tokenizer = copy.deepcopy(tiny_tokenizer)
-    end = [("<|endoftext|>", 0), ("<|im_start|>", 1)]
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="<|im_start|> $A <|endoftext|>", special_tokens=end
-    )
+    around = {"single": "<|im_start|> $A <|endoftext|>", "special_tokens": [("<|endoftext|>", 0), ("<|im_start|>", 1)]}
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(**around)
     processor = CausalQwenProcessor(tokenizer, number_context="digits")
     encoded = processor("5 or 6")
     ids, digits = encoded["input_ids"], encoded.digits[0]
@@ -200,15 +194,13 @@ def test_what_was_generated_is_read_as_it_was_written(tiny_tokenizer):
     ids, num = out.sequences[0], model.config.num_token_id
     start = len(model.processor(PROMPTS[2])["input_ids"])
     assert (ids[start:] == num).sum() > 1
-    chosen = 0
-    place = start
+    chosen, place = 0, start
     while place < len(ids):
         plain = ids[:place][ids[:place] != num]
         z = model.backbone.base_model(input_ids=plain[None]).last_hidden_state
         assert model.heads(z[:, -1:]).logits[0, 0].argmax() == ids[place]
-        chosen += 1
-        skip = len(model.processor.tokens_of(ids[:place].tolist(), out.numeric_values[0, place].item()))
-        place += 1 + (skip if ids[place] == num else 0)
+        digits = model.processor.tokens_of(ids[:place].tolist(), out.numeric_values[0, place].item())
+        chosen, place = chosen + 1, place + 1 + len(digits) * (ids[place] == num)
     assert chosen > 3
 
 
@@ -230,10 +222,8 @@ def test_a_number_that_was_cut_short_is_written_whole(processor):
 
 
 def test_streamed_text_is_the_decoded_text(talker, capsys):
-    streamer = NumberTextStreamer(talker.processor)
-    out = talker.generate(
-        **encode(talker, PROMPTS[:1]), max_new_tokens=30, streamer=streamer, return_dict_in_generate=True
-    )
+    inputs, streamer = encode(talker, PROMPTS[:1]), NumberTextStreamer(talker.processor)
+    out = talker.generate(**inputs, max_new_tokens=30, streamer=streamer, return_dict_in_generate=True)
     assert capsys.readouterr().out.strip("\n") == talker.processor.decode(out.sequences[0], out.numeric_values[0])
 
 
