@@ -153,8 +153,10 @@ class ActionNetwork(nn.Module):
         self.num_row = nn.Parameter(torch.zeros(config.causal_size))
         self.num_bias = nn.Parameter(torch.zeros(()))
         self.value_head = nn.Linear(config.causal_size, 1)
-        self.register_buffer("vocabulary_mask", torch.empty(self.rows + self.appended, dtype=bool), persistent=False)
-        self.register_buffer("rest_mask", torch.empty(self.rows, dtype=bool), persistent=False)
+        self.register_buffer(
+            "vocabulary_mask", torch.empty(self.rows + self.appended, dtype=torch.bool), persistent=False
+        )
+        self.register_buffer("rest_mask", torch.empty(self.rows, dtype=torch.bool), persistent=False)
         self.reset_buffers()
         self.reset_parameters()
 
