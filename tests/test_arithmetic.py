@@ -33,9 +33,8 @@ def test_a_mixture_begins_and_ends_at_the_two_and_nobody_leaves_themselves():
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.8])
 def test_a_mixture_of_people_has_the_law_of_people(share):
     left, right = Population.drawn(200, 400, 0), Population.drawn(200, 400, 1000)
-    g = torch.stack(
-        [mix(left[one], right[other], share).normal for one, other in zip(left.names, right.names, strict=True)]
-    )
+    pairs = zip(left.names, right.names, strict=True)
+    g = torch.stack([mix(left[one], right[other], share).normal for one, other in pairs])
     assert abs(g.std().item() - 1) < 0.025 and abs(g.mean().item()) < 0.01
     assert g.norm(dim=-1).std() < 1.5  # of people 0.71: nobody is half a person
 
@@ -57,10 +56,8 @@ def test_what_is_not_known_of_two_is_not_known_of_their_mixture():
 
 def test_draws_along_a_line_are_not_taken_in_their_order():
     places = torch.linspace(-1, 1, 101, dtype=torch.float64)
-    line = [
-        Individual.from_normal(torch.full((4,), at), draws=(at + places).unsqueeze(-1).expand(-1, 4))
-        for at in (1.0, 1.1)
-    ]
+    draws = places.unsqueeze(-1).expand(-1, 4)
+    line = [Individual.from_normal(torch.full((4,), at), draws=at + draws) for at in (1.0, 1.1)]
     width = (mix(*line).draws - mix(*line).normal).var().item()
     assert width == pytest.approx(places.var().item(), rel=0.15)  # hand in hand it would be twice that
 

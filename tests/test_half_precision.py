@@ -7,7 +7,7 @@ import torch
 
 from causalqwen import PRESETS, CausalQwenForCausalLM
 from causalqwen.modeling.loading import load_model
-from conftest import FAMILIES, make_backbone
+from conftest import FAMILIES, graft_tiny, make_backbone
 from test_cli import ROWS, run, write
 from test_serving import serving
 
@@ -47,7 +47,7 @@ def place(tiny_tokenizer, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "dtype"), CASES)
 def test_every_command_works_and_what_is_saved_is_what_is_loaded(place, tiny_tokenizer, tmp_path, family, dtype):
-    bare, model = tmp_path / "bare", tmp_path / "model"
+    bare, model, rows = tmp_path / "bare", tmp_path / "model", place / "rows.jsonl"
     make_backbone(family, tiny_tokenizer).to(getattr(torch, dtype)).save_pretrained(bare)
     tiny_tokenizer.save_pretrained(bare)
     made = json.loads(run("graft", "--backbone", bare, "--output", model, "--json").stdout)
@@ -56,49 +56,38 @@ def test_every_command_works_and_what_is_saved_is_what_is_loaded(place, tiny_tok
     trained = model
     for name in STAGES:
         before, trained = trained, tmp_path / name
-        arguments = ("--train", place / "rows.jsonl", "--eval", place / "rows.jsonl", "--output", trained)
-        scores = json.loads(
-            run("train", "--model", before, *arguments, "--config", place / f"{name}.yaml", "--json").stdout
-        )
+        arguments = ("--train", rows, "--eval", rows, "--output", trained, "--config", place / f"{name}.yaml")
+        scores = json.loads(run("train", "--model", before, *arguments, "--json").stdout)
         assert all(scores["metrics"][key] == scores["metrics"][key] for key in ("crps", "cls_loss", "median_error"))
     loaded = load_model(trained)
     assert loaded.dtype == getattr(torch, dtype)
     for name, tensor in heads_of(loaded):
-        assert tensor.dtype == (torch.float32), name
+        assert tensor.dtype == torch.float32, name
 
-    run("predict", "--model", trained, "--input", place / "rows.jsonl", "--output", tmp_path / "predicted.jsonl")
+    run("predict", "--model", trained, "--input", rows, "--output", tmp_path / "predicted.jsonl")
     for preset in PRESETS:
         told = run("generate", "--model", trained, "--prompt", "The long one is", "--preset", preset, "--seed", 3,
                    "--max-new-tokens", 6, "--json")  # fmt: skip
         assert json.loads(told.stdout)["text"].startswith("The long one is")
-    who = tmp_path / "who.safetensors"
-    run("abduct", "--model", trained, "--text", place / "text.txt", "--output", who)
-    run(
-        "abduct",
-        "--model",
-        trained,
-        "--text",
-        place / "more.txt",
-        "--prior",
-        who,
-        "--output",
-        tmp_path / "better.safetensors",
-        "--likelihood",
-        "ovr",
-    )
+    who, text = tmp_path / "who.safetensors", place / "text.txt"
+    run("abduct", "--model", trained, "--text", text, "--output", who)
+    better = ("--prior", who, "--output", tmp_path / "better.safetensors", "--likelihood", "ovr")
+    run("abduct", "--model", trained, "--text", place / "more.txt", *better)
     asked = ("--prompt", "The long one", "--text", " is 31, and", "--edit", "The short one")
     assert run("counterfactual", "--model", trained, *asked, "--individual", who).stdout
-    scored = (
+    run(
+        "evaluate",
+        "--model",
+        trained,
         "--data",
-        place / "rows.jsonl",
+        rows,
         "--language",
-        place / "text.txt",
+        text,
         "--texts",
         2,
         "--output",
         tmp_path / "scores",
     )
-    run("evaluate", "--model", trained, *scored)
     with serving(loaded) as server:
         assert server.complete(causal={"preset": "persona"}).choices[0].text
 
@@ -130,10 +119,7 @@ def test_what_is_saved_in_half_precision_comes_back_bit_for_bit(tiny_tokenizer, 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_float32_checkpoint_is_loaded_in_half_precision_and_still_learns(place, tiny_tokenizer, tmp_path, dtype):
-    torch.manual_seed(1)
-    CausalQwenForCausalLM.from_backbone(
-        make_backbone("qwen2", tiny_tokenizer), tokenizer=tiny_tokenizer
-    ).save_pretrained(tmp_path / "model")
+    graft_tiny("qwen2", tiny_tokenizer).save_pretrained(tmp_path / "model")
     model = load_model(tmp_path / "model", dtype=dtype)
     assert model.dtype == dtype
     for name, tensor in heads_of(model):

@@ -27,9 +27,6 @@ def encode(model, texts):
     return model.processor(texts, padding=True, padding_side="left", return_tensors="pt")
 
 
-# ---- 1: mathematical correctness -------------------------------------------------------------------------------------
-
-
 def test_criterion_1_the_law_of_every_score_is_that_of_drawn_individuals_and_noise():
     torch.manual_seed(0)
     abduction = AbductionNetwork(3, initial_scale=0.6931471805599453).double()
@@ -64,9 +61,6 @@ def test_criterion_1_gradients_are_finite_differences():
     assert torch.autograd.gradcheck(loss, parameters, eps=1e-6, atol=1e-6)
 
 
-# ---- 2: consistent behaviour -----------------------------------------------------------------------------------------
-
-
 def test_criterion_2_outputs_at_the_start_differ_from_qwens_by_less_than_a_thousandth(minimal):
     inputs = encode(minimal, TEXTS)
     with torch.no_grad():
@@ -74,9 +68,6 @@ def test_criterion_2_outputs_at_the_start_differ_from_qwens_by_less_than_a_thous
         ours = minimal(**inputs).logits
     others = torch.arange(theirs.shape[-1]) != minimal.config.num_token_id
     assert torch.equal(ours[..., others], theirs[..., others])  # the difference is 0
-
-
-# ---- 3: trainable ----------------------------------------------------------------------------------------------------
 
 
 def test_criterion_3_training_on_a_small_data_set_lowers_the_loss_and_raises_the_accuracy(minimal):
@@ -89,13 +80,7 @@ def test_criterion_3_training_on_a_small_data_set_lowers_the_loss_and_raises_the
     heads = [*minimal.abduction.parameters(), minimal.action.b_noise, minimal.action.threshold]
     optimizer = torch.optim.Adam(heads, lr=0.05)
 
-    def step() -> float:
-        optimizer.zero_grad()
-        masks = shift_targets(labels, None, None, minimal.config.num_token_id)
-        loss = minimal.heads(z, masks).loss_cls
-        loss.backward()
-        optimizer.step()
-        return loss.item()
+    masks, losses = shift_targets(labels, None, None, minimal.config.num_token_id), []
 
     def accuracy() -> float:
         with torch.no_grad():
@@ -104,12 +89,14 @@ def test_criterion_3_training_on_a_small_data_set_lowers_the_loss_and_raises_the
         return (decisions[:, :-1] == labels[:, 1:])[real].double().mean().item()
 
     before = accuracy()
-    losses = [step() for _ in range(300)]
+    for _ in range(300):
+        optimizer.zero_grad()
+        loss = minimal.heads(z, masks).loss_cls
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
     assert max(losses[-20:]) < 0.2 * losses[0]
     assert before < 0.1 < 0.4 < accuracy()
-
-
-# ---- 4: causal behaviour ---------------------------------------------------------------------------------------------
 
 
 def test_criterion_4_causal_sampling_differs_from_standard_inference_and_holds_to_its_individual(minimal):
@@ -130,18 +117,13 @@ def test_criterion_4_causal_sampling_differs_from_standard_inference_and_holds_t
     assert one == same and one != other
 
 
-# ---- 5: compatibility ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("sampler", [{"top_k": 20}, {"top_p": 0.9}])
 def test_criterion_5_top_k_and_top_p_give_qwens_own_tokens(minimal, sampler):
     inputs = encode(minimal, TEXTS)
-    plain = {key: tensor for key, tensor in inputs.items() if key != "numeric_values"}
-    plan = CausalDecoding.preset("softmax", seed=7)
-    ours = minimal.generate(**inputs, max_new_tokens=12, causal_decoding=plan, **sampler).sequences
+    plan, sampler = CausalDecoding.preset("softmax", seed=7), {"max_new_tokens": 12, "eos_token_id": None, **sampler}
+    ours = minimal.generate(**inputs, causal_decoding=plan, **sampler).sequences
     torch.manual_seed(7)
     unused = [minimal.config.num_token_id, *minimal.config.free_token_ids]
-    theirs = minimal.backbone.generate(
-        **plain, max_new_tokens=12, do_sample=True, eos_token_id=None, suppress_tokens=unused, **sampler
-    )
+    del inputs["numeric_values"]
+    theirs = minimal.backbone.generate(**inputs, do_sample=True, suppress_tokens=unused, **sampler)
     assert torch.equal(ours, theirs)

@@ -234,27 +234,23 @@ def test_the_documents_scale_changes_rankings_and_the_common_one_does_not(tiny_t
 
 
 def test_starts_have_their_documented_values(tiny_tokenizer):
-    documents = graft_tiny("llama", tiny_tokenizer, start="documents")
-    z = torch.randn(2, 32)
-    torch.testing.assert_close(documents.abduction(z)[1], torch.full((2, 32), 10.0))
+    z, made = torch.randn(2, 32), {}
+    for start, scale in (("documents", 10.0), ("minimal", 0.6931472), ("architecture", 0.1)):
+        made[start] = graft_tiny("llama", tiny_tokenizer, start=start)
+        torch.testing.assert_close(made[start].abduction(z)[1], torch.full((2, 32), scale))
+    documents, minimal, older = made.values()
     assert documents.action.threshold == 100 and (documents.action.b_noise == 0).all()
     assert documents.numeric_embedding.direction.norm().item() == pytest.approx(1.0, abs=1e-5)
-    minimal = graft_tiny("llama", tiny_tokenizer, start="minimal")
-    torch.testing.assert_close(minimal.abduction(z)[1], torch.full((2, 32), 0.6931472))
     torch.testing.assert_close(minimal.action.b_noise, torch.full((32,), 0.1))
+    assert older.config.scale_activation == "exp" and (older.action.b_noise == 0).all()
     ordinary = graft_tiny("llama", tiny_tokenizer, start="ordinary")
     torch.testing.assert_close(ordinary.abduction(z)[1], ordinary.action.noise.expand(2, 32))
     assert ordinary.action.threshold == 0 and (ordinary.abduction.loc_net.weight == torch.eye(32)).all()
     assert ordinary.numeric_embedding.direction.norm().item() != pytest.approx(1.0, abs=1e-5)
-    older = graft_tiny("llama", tiny_tokenizer, start="architecture")
-    torch.testing.assert_close(older.abduction(z)[1], torch.full((2, 32), 0.1))
-    assert older.config.scale_activation == "exp" and (older.action.b_noise == 0).all()
-    faithful = graft_tiny("llama", tiny_tokenizer)
-    scale = faithful.action(z, faithful.abduction(z)[1], faithful.get_output_embeddings())[1]
-    torch.testing.assert_close(scale, torch.ones(2, 1))
-    cauchy = graft_tiny("llama", tiny_tokenizer, vocabulary_family="cauchy")
-    scale = cauchy.action(z, cauchy.abduction(z)[1], cauchy.get_output_embeddings())[1]
-    torch.testing.assert_close(scale, torch.ones(2, 1))
+    for family in ("gaussian", "cauchy"):
+        faithful = graft_tiny("llama", tiny_tokenizer, vocabulary_family=family)
+        scale = faithful.action(z, faithful.abduction(z)[1], faithful.get_output_embeddings())[1]
+        torch.testing.assert_close(scale, torch.ones(2, 1))
 
 
 def test_scales_stay_below_their_limit(tiny_tokenizer):
@@ -312,11 +308,7 @@ def test_as_a_tuple_the_loss_comes_first_and_the_logits_behind_it(tiny_llama):
     loss, logits, *_ = tiny_llama(**inputs, labels=inputs["input_ids"], return_dict=False)
     assert torch.equal(loss, named.loss) and torch.equal(logits, named.logits)
     assert list(named)[:3] == ["loss", "logits", CACHE] and torch.equal(tiny_llama(**inputs)[0], named.logits)
-
-
-def test_a_loss_needs_every_position(tiny_llama):
-    inputs = batch(tiny_llama, NUMBERS)
-    with pytest.raises(ValueError, match="logits_to_keep"):
+    with pytest.raises(ValueError, match="logits_to_keep"):  # a loss needs every position
         tiny_llama(**inputs, labels=inputs["input_ids"], logits_to_keep=1)
 
 
@@ -371,11 +363,11 @@ def test_what_is_no_decoder_is_refused(tiny_tokenizer, tmp_path):
     config = BertConfig(
         vocab_size=500, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
     )
-    BertForMaskedLM(config).save_pretrained(tmp_path)
+    bidirectional = BertForMaskedLM(config)
+    bidirectional.save_pretrained(tmp_path)
     tiny_tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="bert model .*not a decoder-only"):
         CausalQwenForCausalLM.from_backbone(str(tmp_path))
-    bidirectional = BertForMaskedLM(config)
     with pytest.raises(ValueError, match="cannot be grafted"):
         CausalQwenForCausalLM.from_backbone(bidirectional, tokenizer=tiny_tokenizer)
 
@@ -461,29 +453,21 @@ def test_a_misspelt_field_of_a_configuration_is_refused():
 
 def test_a_saved_configuration_keeps_what_was_fitted_apart(tmp_path):
     fields = [name for parts in SECTIONS.values() for names in parts.values() for name in names]
-    own = [
-        name for name in CausalQwenConfig.__annotations__ if name not in ("model_type", "sub_configs", "text_config")
-    ]
+    own = set(CausalQwenConfig.__annotations__) - {"model_type", "sub_configs", "text_config"}
     assert sorted(fields) == sorted(own)
     levels = WANTED_LEVELS.tolist()
-    kinds = {
-        "interval_levels": levels,
-        "interval_kinds": [(0.3, levels), (0.9, levels)],
-        "class_interval_levels": {"K": levels},
-    }
-    config = CausalQwenConfig(
-        score_noise=0.5, value_range=[1.0, 2.0], gate_alpha=0.25, number_context="digits", **kinds
-    )
+    kinds = {"interval_kinds": [(0.3, levels), (0.9, levels)], "class_interval_levels": {"K": levels}}
+    config = CausalQwenConfig(score_noise=0.5, value_range=[1.0, 2.0], gate_alpha=0.25, interval_levels=levels, **kinds)
     config.save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
-    assert not set(own) & set(written)
+    assert not own & set(written)
     assert written["fitted"]["scores"]["score_noise"] == 0.5 and written["settings"]["training"]["gate_alpha"] == 0.25
     assert CausalQwenConfig.from_pretrained(tmp_path).to_dict() == config.to_dict()
     for name in (
         "dtype",
         "_commit_hash",
         "_output_attentions",
-    ):  # what transformers does to keys of its own is not done to names
+    ):  # which transformers changes where they are keys of its own
         named = CausalQwenConfig(class_interval_levels={name: levels})
         named.save_pretrained(tmp_path / "named")
         loaded = CausalQwenConfig.from_pretrained(tmp_path / "named")
@@ -495,9 +479,12 @@ def test_a_saved_configuration_keeps_what_was_fitted_apart(tmp_path):
 
 
 @pytest.mark.parametrize("value", [np.float32(3), torch.tensor(3.0)])
-def test_what_no_file_can_hold_is_refused_when_it_is_set(value):
+def test_what_is_no_configuration_is_refused_when_it_is_set(value):
     with pytest.raises(ValueError, match=r"value_transform: no file can hold it \(Object of type (float32|Tensor)"):
         CausalQwenConfig(value_transform={"kind": "affine", "center": value, "width": 1.0})
+    for text in ("x", [1], {"model_type": "nope"}):
+        with pytest.raises(ValueError, match="text_config"):
+            CausalQwenConfig(text_config=text)
 
 
 def test_the_matrix_is_never_resized(tiny_llama):
@@ -513,12 +500,10 @@ def test_damaged_checkpoints_are_named(tiny_llama, tmp_path):
     assert load_model(folder).config.num_token_id == tiny_llama.config.num_token_id
     weights = folder / "model.safetensors"
     whole = weights.read_bytes()
-    weights.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="missing or damaged"):
-        load_model(folder)
-    weights.unlink()
-    with pytest.raises(ValueError, match="missing or damaged"):
-        load_model(folder)
+    for spoil in (lambda: weights.write_bytes(whole[: len(whole) // 2]), weights.unlink):
+        spoil()
+        with pytest.raises(ValueError, match="missing or damaged"):
+            load_model(folder)
     (folder / "config.json").write_text("{")
     with pytest.raises(ValueError, match="damaged"):
         load_model(folder)
@@ -629,12 +614,6 @@ def test_weights_stand_still_only_as_long_as_somebody_says_so(tiny_tokenizer):
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(model.predict_number, ["It is", "There are", "We count", "They have"]))
     assert model.vocabulary() is not model.vocabulary()
-
-
-@pytest.mark.parametrize("text", ["x", [1], {"model_type": "nope"}])
-def test_what_is_no_configuration_of_a_backbone_is_told(text):
-    with pytest.raises(ValueError, match="text_config"):
-        CausalQwenConfig(text_config=text)
 
 
 def test_in_float64_worlds_work_too(tiny_tokenizer):

@@ -5,18 +5,14 @@ import math
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
 from causalqwen import CausalDecoding, CausalQwenForCausalLM, CausalQwenProcessor, NumberTextStreamer, Observation
-from causalqwen.data import Row, encode_rows, synthetic
+from causalqwen.data import Row, encode_rows
 from causalqwen.data.encoding import collate
-from causalqwen.data.texts import speech_paragraphs
 from causalqwen.modeling.outputs import CACHE
 from causalqwen.modeling.reading import contexts_of, encode_text, read_contexts
-from causalqwen.numbers import KINDS, NumberRules, find_numbers
-from causalqwen.training import TrainSettings, ValueStage, train
+from causalqwen.numbers import find_numbers
 from conftest import FAMILIES, graft_tiny
 from test_generation import PROMPTS, eager, encode
 
@@ -62,23 +58,6 @@ def test_digits_are_read_exactly_as_the_bare_backbone_reads_the_text(family, tin
         if row in (0, 2):  # draws belong to places in the plain text, however long the row is
             alone = model(**inputs, causal_decoding=CausalDecoding(individual="token", seed=3)).loc_Y
             torch.testing.assert_close(with_plan[row, -len(ids) :][words], alone[0, words], rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_sequences_packed_into_one_row_are_read_as_each_alone(family, attention, tiny_tokenizer):
-    model = graft_tiny(family, tiny_tokenizer, number_context="digits")
-    model.set_attn_implementation(attention)
-    alone = [
-        model.processor(text, return_tensors="pt")
-        for text in ("It is 5 and then -3.5 of", "7", "12 or 3, (-8)", "none")
-    ]
-    ids, values = (torch.cat([one[name] for one in alone], dim=1) for name in ("input_ids", "numeric_values"))
-    places = torch.cat([torch.arange(one["input_ids"].shape[1]) for one in alone])[None]
-    words = ids[0] != model.config.num_token_id
-    packed = {"input_ids": ids, "numeric_values": values, "position_ids": places, "use_cache": False}
-    expected = torch.cat([model(**one).logits for one in alone], dim=1)[0, words]
-    torch.testing.assert_close(model(**packed).logits[0, words], expected, rtol=0, atol=1e-4)
 
 
 def test_positions_that_are_given_are_kept(tiny_tokenizer):
@@ -129,72 +108,20 @@ def test_num_comes_before_a_token_that_reaches_into_its_number():
     encoded = processor("we lost (-5) of them")
     shown = processor.tokenizer.convert_ids_to_tokens(encoded["input_ids"])
     place = encoded["input_ids"].index(processor.num_token_id)
-    assert shown[place + 1 : place + 3] == ["Ġ(-", "5"] and encoded.digits[0][place : place + 4] == [
-        False,
-        True,
-        True,
-        False,
-    ]
+    assert shown[place + 1 : place + 3] == ["Ġ(-", "5"]
+    assert encoded.digits[0][place : place + 4] == [False, True, True, False]
     assert processor.decode(encoded) == "we lost (-5) of them"
 
 
 def test_tokens_that_the_tokenizer_adds_are_no_digits(tiny_tokenizer):
     tokenizer = copy.deepcopy(tiny_tokenizer)
-    end = [("<|endoftext|>", 0), ("<|im_start|>", 1)]
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="<|im_start|> $A <|endoftext|>", special_tokens=end
-    )
+    around = {"single": "<|im_start|> $A <|endoftext|>", "special_tokens": [("<|endoftext|>", 0), ("<|im_start|>", 1)]}
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(**around)
     processor = CausalQwenProcessor(tokenizer, number_context="digits")
     encoded = processor("5 or 6")
     ids, digits = encoded["input_ids"], encoded.digits[0]
     assert ids[:2] == [1, processor.num_token_id] and ids[-1] == 0 and not digits[0] and not digits[-1] and digits[2]
     assert processor.decode(encoded, skip_special_tokens=True) == "5 or 6"
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_batches_and_cuts_keep_tokens_and_values_together(processor, side):
-    texts = ["1 one 2 two 3 three 44.5", "none", "x 5"]
-    batch = processor(texts, padding=True, padding_side=side, return_tensors="pt")
-    for row, text in enumerate(texts):
-        alone, kept = processor(text), batch["attention_mask"][row].bool()
-        assert batch["input_ids"][row, kept].tolist() == alone["input_ids"]
-        assert batch["numeric_values"][row, kept].tolist() == list(alone["numeric_values"])
-    assert processor.batch_decode(batch) == texts
-    whole = processor(texts[0])
-    processor.slotted_tokenizer.truncation_side = processor.tokenizer.truncation_side = side
-    try:
-        cut = processor(texts, truncation=True, max_length=6, padding="max_length")
-    finally:
-        processor.slotted_tokenizer.truncation_side = processor.tokenizer.truncation_side = "right"
-    window = slice(-6, None) if side == "left" else slice(6)
-    assert cut["input_ids"][0] == whole["input_ids"][window]
-    assert list(cut["numeric_values"][0]) == list(whole["numeric_values"])[window]
-    assert {len(ids) for ids in cut["input_ids"]} == {len(values) for values in cut["numeric_values"]} == {6}
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=st.text(max_size=40) | st.text("0123456789.,-+eE%: aK(年价三百万½/", max_size=30))
-def test_any_text_survives_the_round_trip(processor, text):
-    for rules in (NumberRules(), NumberRules(kinds=KINDS)):
-        processor.number_rules = rules
-        try:
-            encoded = processor(text)
-        except ValueError:
-            return  # beyond float64, or a noncharacter
-        plain = processor.tokenizer.decode(processor.tokenizer(text)["input_ids"], clean_up_tokenization_spaces=False)
-        if plain == text:
-            assert processor.decode(encoded) == text
-            assert encoded["input_ids"].count(processor.num_token_id) == len(find_numbers(text, rules))
-        if processor.number_context != "value":
-            words = [token for token in encoded["input_ids"] if token != processor.num_token_id]
-            assert words == processor.tokenizer(text)["input_ids"]
-            assert processor.decode(encoded["input_ids"], encoded["numeric_values"]) == plain
-
-
-def test_real_sentences_survive_the_round_trip(processor):
-    texts = [text for year in (1941, 2012) for text in speech_paragraphs(year)]
-    encoded = processor(texts)
-    assert processor.batch_decode(encoded) == texts and sum(map(len, encoded.number_texts)) > 30
 
 
 def test_digits_are_no_labels_and_a_prompt_ends_with_num(processor):
@@ -267,26 +194,14 @@ def test_what_was_generated_is_read_as_it_was_written(tiny_tokenizer):
     ids, num = out.sequences[0], model.config.num_token_id
     start = len(model.processor(PROMPTS[2])["input_ids"])
     assert (ids[start:] == num).sum() > 1
-    chosen = 0
-    place = start
+    chosen, place = 0, start
     while place < len(ids):
         plain = ids[:place][ids[:place] != num]
         z = model.backbone.base_model(input_ids=plain[None]).last_hidden_state
         assert model.heads(z[:, -1:]).logits[0, 0].argmax() == ids[place]
-        chosen += 1
-        skip = len(model.processor.tokens_of(ids[:place].tolist(), out.numeric_values[0, place].item()))
-        place += 1 + (skip if ids[place] == num else 0)
+        digits = model.processor.tokens_of(ids[:place].tolist(), out.numeric_values[0, place].item())
+        chosen, place = chosen + 1, place + 1 + len(digits) * (ids[place] == num)
     assert chosen > 3
-
-
-def test_a_static_cache_writes_the_same(talker):
-    """Its masks are made before the forward pass."""
-    inputs = encode(talker, PROMPTS)
-    one, other = (
-        talker.generate(**inputs, max_new_tokens=16, cache_implementation=cache, disable_compile=True)
-        for cache in (None, "static")
-    )
-    assert torch.equal(one, other) and (one[:, -16:] == talker.config.num_token_id).any()
 
 
 def test_a_number_that_ends_a_prompt_is_written_out_first(talker):
@@ -307,10 +222,8 @@ def test_a_number_that_was_cut_short_is_written_whole(processor):
 
 
 def test_streamed_text_is_the_decoded_text(talker, capsys):
-    streamer = NumberTextStreamer(talker.processor)
-    out = talker.generate(
-        **encode(talker, PROMPTS[:1]), max_new_tokens=30, streamer=streamer, return_dict_in_generate=True
-    )
+    inputs, streamer = encode(talker, PROMPTS[:1]), NumberTextStreamer(talker.processor)
+    out = talker.generate(**inputs, max_new_tokens=30, streamer=streamer, return_dict_in_generate=True)
     assert capsys.readouterr().out.strip("\n") == talker.processor.decode(out.sequences[0], out.numeric_values[0])
 
 
@@ -331,17 +244,6 @@ def test_predictions_are_those_of_the_plain_text(tiny_tokenizer):
         with torch.no_grad():
             (expected,) = model.predict_values(model.backbone.base_model(input_ids=plain).last_hidden_state[:, -1])
         assert found.loc == pytest.approx(expected.loc, abs=1e-4)
-
-
-def test_values_are_trained(tiny_tokenizer, tmp_path):
-    """Stage 1 on questions whose context holds the answer."""
-    model = graft_tiny("llama", tiny_tokenizer, number_context="digits")
-    rows = [Row("question", f"row {i}", fields) for i, fields in enumerate(synthetic.questions(24))]
-    examples = encode_rows(rows, model.processor)
-    metrics = train(
-        model, examples, examples[:8], tmp_path / "run", TrainSettings(values=ValueStage(epochs=2), evaluations=1)
-    )
-    assert math.isfinite(metrics["quantile_crps"]) and model.config.value_range is not None
 
 
 def test_digits_are_no_evidence_and_are_read_as_plain_text(tiny_tokenizer):
@@ -392,20 +294,6 @@ def test_a_cache_without_a_mask_is_refused(tiny_tokenizer):
         model(inputs["input_ids"][:, :1], past_key_values=past)
 
 
-def test_a_step_beside_a_cache_is_that_of_one_pass(tiny_tokenizer):
-    model = graft_tiny("llama", tiny_tokenizer, number_context="digits")
-    inputs = encode(model, ["It is 5 and then more"])
-    hidden = inputs["input_ids"] == model.config.num_token_id
-    assert hidden.any() and not hidden[:, -2:].any()
-    with torch.no_grad():
-        whole = model(**inputs).logits[:, -1]
-        first = {name: column[:, :-1] for name, column in inputs.items()}
-        past = model(**first, use_cache=True)[CACHE]
-        mask = inputs["attention_mask"].masked_fill(hidden, 0)
-        step = model(inputs["input_ids"][:, -1:], attention_mask=mask, past_key_values=past).logits[:, -1]
-    torch.testing.assert_close(step, whole)
-
-
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
 def test_features_read_a_cache_by_either_name(tiny_tokenizer, name):
     model = graft_tiny("llama", tiny_tokenizer, number_context="digits")
@@ -442,19 +330,10 @@ def test_a_context_set_on_loading_is_the_processors_too(tiny_tokenizer, tmp_path
     assert any(found.digits[0]) and model.processor.decode(found) == "It is 5."
 
 
-@pytest.mark.parametrize("context", ["value", "digits", "both"])
-@pytest.mark.parametrize("texts", [("We came here", "A new year is near"), ("We are 12 men", "It is 5, or 7 of them")])
-def test_packed_sequences_are_read_alone_whatever_the_cache(tiny_tokenizer, context, texts):
-    """transformers takes them for one sequence beside a cache, which it makes unless it is told not to."""
-    model = eager(graft_tiny("llama", tiny_tokenizer, number_context=context))
-    rows = [encode(model, [text]) for text in texts]
-    alone = torch.cat([model(**row).logits for row in rows], dim=1)
-    ids, values = (torch.cat([row[name] for row in rows], dim=1) for name in ("input_ids", "numeric_values"))
-    places = torch.cat([torch.arange(row["input_ids"].shape[1]) for row in rows]).unsqueeze(0)
-    for cache in ({}, {"use_cache": True}, {"use_cache": False}):
-        packed = model(input_ids=ids, numeric_values=values, position_ids=places, **cache).logits
-        words = ids[0] != model.config.num_token_id
-        torch.testing.assert_close(packed[0, words], alone[0, words], rtol=0, atol=1e-4)
+def test_sequences_packed_into_one_row_are_refused(tiny_tokenizer):
+    model = graft_tiny("llama", tiny_tokenizer)
+    with pytest.raises(ValueError, match="sequences packed into one row are not read apart"):
+        model(torch.ones(1, 6, dtype=torch.int64), position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
 
 
 def test_a_model_is_trained_without_a_cache_where_the_trainer_says_so(tiny_tokenizer):

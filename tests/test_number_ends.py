@@ -38,17 +38,10 @@ def test_every_number_is_read_as_it_was_predicted(talker, way, fond):
 def test_a_value_that_is_set_by_hand_is_read_as_it(talker):
     """Behind words that would make a date of it, and before digits; values that digits alone would make a name of."""
     talker.config.value_range = [0.0, 100.0]
-    for prompt, value in (
-        ("It was", 383.8),
-        ("In January", 5.0),
-        ("at", 13800138000.0),
-        ("负", 3.9),
-        ("1万", 5000.0),
-        ("a -", 900.0),
-    ):
-        (world,) = continue_prompt(
-            talker, prompt, CausalDecoding.preset("causal", seed=1), 1, 16, Intervention(values={0: value})
-        )
+    values_behind = {"It was": 383.8, "In January": 5.0, "at": 13800138000.0, "负": 3.9, "1万": 5000.0, "a -": 900.0}
+    for prompt, value in values_behind.items():
+        plan = CausalDecoding.preset("causal", seed=1)
+        (world,) = continue_prompt(talker, prompt, plan, 1, 16, Intervention(values={0: value}))
         before, of_before, _ = encode_text(talker, prompt, prompt=True)
         ids, values = [*before.tolist(), *world.tokens.tolist()], [*of_before.tolist(), *world.values.tolist()]
         assert value in values and broken_numbers(talker.processor, ids, values) == []
@@ -63,9 +56,8 @@ def test_a_text_that_grows_has_each_number_where_it_says(talker):
         before = talker.processor.decode(ids[:start], values[:start])
         read = {span.start: span for span in find_numbers(before + text.text)}
         for value, (begin, end) in ((value, span) for value, span in spans if span is not None):
-            assert read[len(before) + begin].value == value and read[len(before) + begin].end == len(before) + end, (
-                before + text.text
-            )
+            span = read[len(before) + begin]
+            assert (span.value, span.end) == (value, len(before) + end), before + text.text
 
 
 @pytest.mark.parametrize(

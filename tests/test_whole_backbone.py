@@ -96,19 +96,6 @@ def test_features_are_the_same_however_a_text_is_read(tiny_tokenizer, family, co
         model.features(**rest, attention_mask=found["attention_mask"], cache=cache)
 
 
-def test_sequences_in_one_row_are_read_apart(tiny_tokenizer):
-    model = reading(graft_tiny("qwen2", tiny_tokenizer))
-    parts = [inputs(model, [text])[0]["input_ids"] for text in ("A new year", "They say that the old one is")]
-    places = torch.cat([torch.arange(part.shape[1]) for part in parts])[None]
-    values = torch.zeros(1, places.shape[1], dtype=torch.float64)
-    with torch.no_grad():
-        packed = model.features(torch.cat(parts, 1), None, values, position_ids=places).last_hidden_state
-        apart = torch.cat(
-            [model.features(p, None, torch.zeros(p.shape, dtype=torch.float64)).last_hidden_state for p in parts], 1
-        )
-    torch.testing.assert_close(packed, apart, rtol=1e-4, atol=1e-5)
-
-
 def test_means_are_attention_queries_of_zeros_and_the_rest_every_third_layer_s_states(tiny_tokenizer):
     model = reading(graft_tiny("qwen2", tiny_tokenizer))
     found, _ = inputs(model, TEXTS)
@@ -145,9 +132,6 @@ def test_numbers_before_a_position_are_those_of_its_text(tiny_tokenizer):
     assert found > 1000
     five, word = ids[5], ids[pieces.index(" the")]
     assert model.features(torch.tensor([ids[0] * 400 + five + word])).last_hidden_state.isfinite().all()
-    row, places = torch.tensor([word + five + five + word]), torch.arange(2 * len(word + five)) % len(word + five)
-    packed = model.features(row, position_ids=places[None]).last_hidden_state[0, -1, -2 * NUMBERS :]
-    torch.testing.assert_close(packed[:3], torch.tensor([5.0, np.e - 1, 0]).log1p())  # not 55, of two sequences
 
 
 # ---- the fit ---------------------------------------------------------------------------------------------------------

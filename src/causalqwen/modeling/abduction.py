@@ -22,20 +22,24 @@ def softplus_inverse(value: float) -> float:
 
 
 class LawOfU:
-    """S(loc_U, scale_U) at features z [..., H], each made when it is first asked for."""
+    """S(loc_U, scale_U) [..., C] of the base at features z [..., H], each made when it is first asked for."""
 
     def __init__(self, network: "AbductionNetwork", features: Tensor) -> None:
         self.network, self.features = network, features
 
     @cached_property
     def loc(self) -> Tensor:
-        """[..., C]."""
-        return self.network.locate(self.features)
+        net = self.network
+        loc = net.loc_net(self.features.to(net.loc_net.weight.dtype))  # W_loc = I changes no bit
+        return loc if net.residual is None else loc + net.residual(self.features).chunk(2, dim=-1)[0].to(loc.dtype)
 
     @cached_property
     def scale(self) -> Tensor:
-        """[..., C]."""
-        return self.network.spread(self.features)
+        net = self.network
+        raw = upcast(net.scale_net(self.features.to(net.scale_net.weight.dtype)))
+        raw = raw if net.residual is None else raw + net.residual(self.features).chunk(2, dim=-1)[1]
+        scale = raw.exp() if net.scale_activation == "exp" else F.softplus(raw)
+        return scale if net.max_scale is None else scale.clamp(max=net.max_scale)
 
 
 class DomainNetwork(nn.Module):
@@ -44,8 +48,7 @@ class DomainNetwork(nn.Module):
         loc_D = loc_U + scale_U t a(z),   scale_D = scale_U exp(t d(z))      a, d: the domain's network, 0 at the start
 
     D(U_D, U), the mean over coordinates of KL(law_D || law_U), depends on a, d and t alone. With a limit, t is the largest
-    number up to 1 at which D <= limit, found at every position anew: the limit holds wherever the model is asked, not only on
-    average.
+    number up to 1 at which D <= limit, found at every position anew.
 
     Args:
         hidden_size: H of the features; causal_size: C.
@@ -123,11 +126,8 @@ class AbductionNetwork(nn.Module):
 
     `deep` adds a residual perceptron to both (architecture 2.3.3, with the identity kept); `scale_activation="exp"` is
     the older form (foundations 2.4.1). `max_scale` is an upper limit of scale_U; beyond it the gradient is zero. `domains`
-    holds networks beside it (`DomainNetwork`), and `domain` says which of them is asked.
-
-    Args:
-        hidden_size: H of the features z.
-        causal_size: C; H by default. W_loc starts as the H x C matrix with ones on its diagonal.
+    holds networks beside it (`DomainNetwork`), and `domain` says which of them is asked. hidden_size: H. causal_size: C; H by
+    default.
     """
 
     def __init__(
@@ -147,9 +147,7 @@ class AbductionNetwork(nn.Module):
             raise ValueError(f"unknown scale activation {scale_activation!r}; use 'softplus' or 'exp'")
         if not initial_scale > 0:
             raise ValueError(f"the initial scale must be positive, got {initial_scale}")
-        self.scale_activation = scale_activation
-        self.initial_scale = initial_scale
-        self.max_scale = max_scale
+        self.scale_activation, self.initial_scale, self.max_scale = scale_activation, initial_scale, max_scale
         self.loc_net = nn.Linear(hidden_size, causal_size)
         self.scale_net = nn.Linear(hidden_size, causal_size)
         self.residual = ResidualPerceptron(hidden_size, deep_hidden_size, 2 * causal_size) if deep else None
@@ -192,25 +190,10 @@ class AbductionNetwork(nn.Module):
         law = self.law(features)
         return law.loc, law.scale
 
-    def spread(self, features: Tensor) -> Tensor:
-        """scale_U [..., C] of the base."""
-        raw_scale = upcast(self.scale_net(features.to(self.scale_net.weight.dtype)))
-        if self.residual is not None:
-            raw_scale = raw_scale + self.residual(features).chunk(2, dim=-1)[1]
-        scale = raw_scale.exp() if self.scale_activation == "exp" else F.softplus(raw_scale)
-        return scale if self.max_scale is None else scale.clamp(max=self.max_scale)
-
-    def locate(self, features: Tensor) -> Tensor:
-        """loc_U [..., C] of the base."""
-        loc = self.loc_net(features.to(self.loc_net.weight.dtype))  # W_loc = I changes no bit
-        if self.residual is not None:
-            loc = loc + self.residual(features).chunk(2, dim=-1)[0].to(loc.dtype)
-        return loc
-
 
 def make_domain(config: CausalQwenConfig, settings: dict[str, Any]) -> DomainNetwork:
     """The network of these settings for a model of this configuration. ValueError for a setting that there is not."""
-    known = ("layers", "width", "limit")
+    known = "layers", "width", "limit"
     if unknown := [name for name in settings if name not in known]:
         raise ValueError(f"unknown setting {unknown[0]} of a domain; {nearest(unknown[0], known)}")
     return DomainNetwork(config.hidden_size, config.causal_size, family=config.vocabulary_family, **settings)

@@ -55,10 +55,9 @@ def alternatives(
     count: int,
     candidates: Candidates | None = None,
 ) -> list[Place]:
-    """The place behind each of the features [n, H], where the tokens [n] stand.
+    """The place behind each of the features [n, H], where the tokens [n] stand, with the `count` likeliest.
 
-    before: of each, ids and values of the text before it (its end is enough). count: of the likeliest tokens. candidates: the
-    numbers that each may be a copy of; None for none.
+    before: of each, ids and values of the text before it (its end is enough). candidates: what each may be a copy of.
     """
     chain = Chain(model, features)
     scores = chain.scores
@@ -77,7 +76,7 @@ def alternatives(
         columns, before, values, who, scores.decide().tolist(), strict=True
     ):
         each = [
-            Alternative(token, _name(model, token), added_text(model, text, token, value), *of)
+            Alternative(token, _name(model, token), _added_text(model, text, token, value), *of)
             for token, *of in zip(ids, of_softmax, of_ovr, strict=True)
         ]
         places.append(Place(each[0], share, tuple(each[1:]), decided))
@@ -89,8 +88,8 @@ def _name(model: GraftedModel, token: int) -> str:
     return NUM_TOKEN if token == model.config.num_token_id else str(listed)
 
 
-def added_text(
-    model: GraftedModel, before: tuple[Sequence[int], Sequence[float]], token: int, value: float = 0.0
+def _added_text(
+    model: GraftedModel, before: tuple[Sequence[int], Sequence[float]], token: int, value: float
 ) -> str | None:
     """What a token adds to a text of ids and values; None where that is no text of its own."""
     processor = model.processor
@@ -102,9 +101,8 @@ def added_text(
         return None
     known = processor.decode(ids, values)
     whole = processor.decode([*ids, token], [*values, value])
-    if not whole.startswith(known) or _UNFINISHED in whole[len(known) :]:
-        return None
-    return whole[len(known) :] or None
+    added = whole[len(known) :] if whole.startswith(known) else ""
+    return None if _UNFINISHED in added else added or None
 
 
 @dataclass(frozen=True)
@@ -123,11 +121,8 @@ class Likelihood:
 @torch.no_grad()
 def likelihoods(model: GraftedModel, features: Tensor, tokens: Tensor, count: int) -> list[tuple[Likelihood, ...]]:
     """Behind each of the features [n, H]: the token int64 [n] that stands there, then the `count` likeliest words in order."""
-    found = []
-    for start in range(0, len(tokens), POSITIONS_AT_ONCE):
-        part = slice(start, start + POSITIONS_AT_ONCE)
-        found += _of_part(model, Chain(model, features[part]), tokens[part].unsqueeze(-1), count)
-    return found
+    parts = zip(features.split(POSITIONS_AT_ONCE), tokens.unsqueeze(-1).split(POSITIONS_AT_ONCE), strict=True)
+    return [each for part, stands in parts for each in _of_part(model, Chain(model, part), stands, count)]
 
 
 def _of_part(model: GraftedModel, chain: Chain, stands: Tensor, count: int) -> list[tuple[Likelihood, ...]]:

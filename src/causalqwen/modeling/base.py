@@ -23,7 +23,7 @@ from causalqwen.modeling.abduction import AbductionNetwork
 from causalqwen.modeling.backbones import align_parameters
 from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.configuration import CausalQwenConfig
-from causalqwen.modeling.context import packed_mask, seen_positions, sequence_starts, without
+from causalqwen.modeling.context import check_one_sequence, without
 from causalqwen.modeling.embedding import GatedFeatures, NumericEmbedding
 from causalqwen.modeling.generation import CausalGenerationMixin
 from causalqwen.modeling.layer_shift import speaking
@@ -194,10 +194,9 @@ class GraftedModel(PreTrainedModel, laws.GraftModules, CausalGenerationMixin):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         named, positions = [kwargs.pop(name, None) for name in ("cache", "past_key_values")], kwargs.get("position_ids")
         cache = next((given for given in named if given is not None), None)
-        alone = attention_mask is None and cache is None
-        if alone and positions is not None and bool(sequence_starts(positions).any()):
-            kwargs["use_cache"] = False  # beside a cache, transformers takes packed sequences for one
-        attention_mask, kwargs["position_ids"] = self.seen(input_ids, attention_mask, kwargs.get("position_ids"), cache)
+        if attention_mask is None and cache is None and positions is not None:
+            check_one_sequence(positions)
+        attention_mask, kwargs["position_ids"] = self.seen(input_ids, attention_mask, positions, cache)
         if cache is not None:
             kwargs[CACHE] = cache
         if inputs_embeds is None:
@@ -206,10 +205,6 @@ class GraftedModel(PreTrainedModel, laws.GraftModules, CausalGenerationMixin):
         whole = self.reads_backbone is not None or self.value_kernel is not None
         if whole:
             given |= {"output_hidden_states": True, "use_cache": True}
-            places = given["position_ids"]
-            if places is not None and attention_mask is None and cache is None:  # which may be packed
-                none = torch.zeros_like(places, dtype=torch.bool)
-                given["attention_mask"] = packed_mask(places, none, self.dtype)
         spoken = nullcontext() if voice is None else speaking(self.backbone, voice)
         with spoken, torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             outputs = self.backbone.base_model(**given)
@@ -224,7 +219,7 @@ class GraftedModel(PreTrainedModel, laws.GraftModules, CausalGenerationMixin):
             ids = hidden.new_full(hidden.shape[:2], -1, dtype=torch.int64) if input_ids is None else input_ids
             ids = tokens_of(outputs[CACHE], ids)
             values = [layer.values for layer in outputs[CACHE].layers[:-1]]
-            sees = seen_by_each(hidden, ids.shape[1], given["attention_mask"], given["position_ids"])
+            sees = seen_by_each(hidden, ids.shape[1], attention_mask)
             blocks = read_backbone([*outputs.hidden_states[1:-1], hidden], values, sees)
             numbers = read_numbers(ids, sees, self.processor.digits(ids.device))
             hidden = torch.cat([hidden, *(block.to(hidden.dtype) for block in blocks), *numbers], dim=-1)
@@ -245,11 +240,10 @@ class GraftedModel(PreTrainedModel, laws.GraftModules, CausalGenerationMixin):
         """Attention mask and position_ids as the backbone gets them: as they are, but for a context that hides `<NUM>`.
 
         There the mask is 0 at each `<NUM>` of input_ids, and position_ids do not count it: they follow from the mask, or,
-        where they are given, lose what is hidden before them in their sequence. A mask that is 0 at each `<NUM>` already says
-        that they do not count it any more. Without a mask and a cache, position_ids that start again mark sequences that are
-        packed into one row, as transformers reads them, and each attends to itself alone. Beside a cache the mask [B, L] must
-        be given, and must be 0 at each `<NUM>` before input_ids; `generate` sees to it. A mask that was made for attention
-        already ([B, 1, S, L], or one per kind of layer), as static caches bring it, is taken as it is.
+        where they are given, lose what is hidden before them. A mask that is 0 at each `<NUM>` already says that they do not
+        count it any more. Beside a cache the mask [B, L] must be given, and must be 0 at each `<NUM>` before input_ids;
+        `generate` sees to it. A mask that was made for attention already ([B, 1, S, L], or one per kind of layer), as static
+        caches bring it, is taken as it is.
         """
         made = attention_mask is not None and not (isinstance(attention_mask, Tensor) and attention_mask.dim() == 2)
         if not self.config.context.hides or input_ids is None or made:
@@ -269,14 +263,7 @@ class GraftedModel(PreTrainedModel, laws.GraftModules, CausalGenerationMixin):
         mask, counted = without(hidden, attention_mask)
         if position_ids is None:
             return mask, counted[:, -input_ids.shape[1] :]
-        packed = None if attention_mask is not None else packed_mask(position_ids, hidden, self.dtype)
-        window = getattr(self.config.text_config, "sliding_window", None)
-        if packed is not None and window is not None and input_ids.shape[1] > window:
-            raise ValueError(
-                f"sequences of {input_ids.shape[1]} tokens packed into one row do not fit a backbone whose attention reaches "
-                f"{window}, with {self.config.context}: give them as rows of their own"
-            )
-        return mask if packed is None else packed, seen_positions(position_ids, hidden)
+        return mask, (position_ids - hidden.long().cumsum(-1)).clamp(min=0)
 
     # ---- forward -----------------------------------------------------------------------------------------------------
 
@@ -363,7 +350,7 @@ class GraftedModel(PreTrainedModel, laws.GraftModules, CausalGenerationMixin):
                 masks.also_right = None if also_right is None else also_right[:, 1:]
                 masks.num_items, masks.num_numbers = num_items_in_batch, num_numbers_in_batch
                 if input_ids is not None:
-                    candidates = self.candidates(features, input_ids, numeric_values, attention_mask, position_ids)
+                    candidates = self.candidates(features, input_ids, numeric_values, attention_mask)
             result = self.heads(
                 features, masks, candidates=candidates, draws=draws, output_ovr=output_ovr, skip_logits=skip_logits
             )

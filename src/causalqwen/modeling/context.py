@@ -61,30 +61,7 @@ def without(hidden: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tens
     return mask, (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
-def sequence_starts(position_ids: Tensor) -> Tensor:
-    """Where sequences that are packed into one row begin, bool [B, S]: wherever position_ids do not go on by one."""
-    return torch.diff(position_ids, prepend=position_ids[:, :1] - 1, dim=-1) != 1
-
-
-def seen_positions(position_ids: Tensor, hidden: Tensor) -> Tensor:
-    """position_ids [B, S] of a context in which some tokens are not seen (bool [B, S]), sequence by sequence: less as many as
-    are hidden there so far, 0 at least."""
-    before = hidden.long().cumsum(-1)
-    outside = torch.where(sequence_starts(position_ids), before - hidden.long(), 0).cummax(-1).values
-    return (position_ids - (before - outside)).clamp(min=0)
-
-
-def packed_mask(position_ids: Tensor, hidden: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """The mask that is added to attention scores, [B, 1, S, S], where rows hold several sequences: 0 for a token's own,
-    seen, earlier tokens and itself, the least number elsewhere. None where every row is one sequence."""
-    starts = sequence_starts(position_ids)
-    if not bool(starts.any()):
-        return None
-    sequence, places = starts.cumsum(-1), torch.arange(hidden.shape[1], device=hidden.device)
-    earlier = (places <= places.unsqueeze(-1)) & (sequence.unsqueeze(1) == sequence.unsqueeze(2)) & ~hidden.unsqueeze(1)
-    allowed = earlier | (places == places.unsqueeze(-1))
-    return (
-        torch.zeros(allowed.shape, dtype=dtype, device=hidden.device)
-        .masked_fill(~allowed, torch.finfo(dtype).min)
-        .unsqueeze(1)
-    )
+def check_one_sequence(position_ids: Tensor) -> None:
+    """ValueError where sequences are packed into one row: wherever position_ids [B, S] do not go on by one."""
+    if bool((position_ids.diff(dim=-1) != 1).any()):
+        raise ValueError("sequences packed into one row are not read apart: give them as rows of their own")

@@ -10,8 +10,7 @@ from causalqwen.numbers import format_number
 
 
 def read_as_prompt(text: str) -> str:
-    """The text that the model reads of a prompt: without one space at its end, which the next word or `<NUM>` brings itself,
-    unless that space is all there is."""
+    """A prompt without one space at its end, which the next word or `<NUM>` brings itself, unless that is all there is."""
     return text[:-1] if text.endswith(" ") and len(text) > 1 else text
 
 
@@ -22,19 +21,17 @@ class NumberText(str):
 
     @classmethod
     def of(cls, text: str, value: float) -> "NumberText":
-        """The two together."""
         made = cls(text)
         made.value = value
         return made
 
 
 class NumericEncoding(BatchEncoding):
-    """transformers' `BatchEncoding`, and `number_texts`: how each number of each text was written.
+    """transformers' `BatchEncoding`, and how numbers were written: `processor.decode` gives the very text back; a value that
+    was changed since is written anew.
 
-    `number_texts[i]` lists row i's numbers as they stand there, left to right. `processor.decode` and
-    `processor.batch_decode` of an encoding give the very text back; a value that was changed since is written anew.
-
-    `digits[i]` says which tokens of row i are digits behind a `<NUM>`: they are read, not predicted.
+    number_texts: of each row, its numbers as they stand there, left to right. digits: of each row, which tokens are digits
+    behind a `<NUM>`: they are read, not predicted.
     """
 
     number_texts: list[list[NumberText]]

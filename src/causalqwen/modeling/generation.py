@@ -268,19 +268,12 @@ class CausalGenerationMixin(GenerationMixin):
         return processors
 
     def _sample(  # type: ignore[override] # called by keyword
-        self,
-        input_ids: Tensor,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: Any,
-        generation_config: GenerationConfig,
-        streamer: Any = None,
-        **model_kwargs: Any,
+        self, input_ids: Tensor, logits_processor: Any, generation_config: GenerationConfig, **model_kwargs: Any
     ) -> Any:
         plan, bound = model_kwargs.pop("causal_decoding", None), None
         if plan is not None:
-            every_score = bool(generation_config.output_scores or generation_config.output_logits) or any(
-                not isinstance(processor, MaskFreeRows | ForceTokens) for processor in logits_processor
-            )
+            others = [each for each in logits_processor if not isinstance(each, MaskFreeRows | ForceTokens)]
+            every_score = bool(generation_config.output_scores or generation_config.output_logits or others)
             copies = generation_config.num_return_sequences or 1
             bound = model_kwargs["causal_decoding"] = BoundDecoding.bind(
                 plan, input_ids.shape[0], self.config.causal_size, input_ids.device, copies, every_score
@@ -289,8 +282,8 @@ class CausalGenerationMixin(GenerationMixin):
         wanted = MANY if plan is None and (chooses or generation_config.do_sample) else 1
         settings = generation_config, model_kwargs
         log, logits_processor = _start_values(self, input_ids, logits_processor, *settings, bound, wanted=wanted)
-        if hasattr(streamer, "follow"):
-            streamer.follow(log)
+        if hasattr(model_kwargs.get("streamer"), "follow"):
+            model_kwargs["streamer"].follow(log)
         race = None
         if generation_config.do_sample and (plan is not None or self.config.num_token_appended):
             generation_config = copy.copy(generation_config)
@@ -298,8 +291,8 @@ class CausalGenerationMixin(GenerationMixin):
             if plan is None:
                 race = RaceSampler()
                 logits_processor = LogitsProcessorList([*logits_processor, race])
-        model_kwargs |= {"generation_config": generation_config, "streamer": streamer}
-        result = self._theirs._sample(input_ids, logits_processor, stopping_criteria, **model_kwargs)
+        model_kwargs |= {"logits_processor": logits_processor, "generation_config": generation_config}
+        result = self._theirs._sample(input_ids, **model_kwargs)
         if isinstance(result, Tensor):
             return result
         if race is not None and result.scores is not None:
@@ -307,20 +300,13 @@ class CausalGenerationMixin(GenerationMixin):
         return GenerateCausalOutput(**result, numeric_values=self._values_of(result.sequences, log))
 
     def _assisted_decoding(  # type: ignore[override] # called by keyword
-        self,
-        input_ids: Tensor,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: Any,
-        generation_config: GenerationConfig,
-        **model_kwargs: Any,
+        self, input_ids: Tensor, logits_processor: Any, generation_config: GenerationConfig, **model_kwargs: Any
     ) -> Any:
         """transformers' loop. A draft is checked under the plan itself: draws belong to positions, not to steps."""
         self.config.require("drafting from the text")
         plan, bound = model_kwargs.pop("causal_decoding", None), None
         if model_kwargs.get("assistant_model") is not None:
-            raise ValueError(
-                "an assistant model cannot read <NUM>: draft from the text itself, by prompt_lookup_num_tokens"
-            )
+            raise ValueError("an assistant model cannot read <NUM>: draft from the text, by prompt_lookup_num_tokens")
         if model_kwargs.get("streamer") is not None:
             raise ValueError("a streamer gets drafts before their values: leave it out, or prompt_lookup_num_tokens")
         if plan is None and generation_config.do_sample:
@@ -338,10 +324,9 @@ class CausalGenerationMixin(GenerationMixin):
 
         model: Any = self
         hook = model.register_forward_hook(note)
+        model_kwargs |= {"logits_processor": logits_processor, "generation_config": generation_config}
         try:
-            result = self._theirs._assisted_decoding(
-                input_ids, logits_processor, stopping_criteria, generation_config=generation_config, **model_kwargs
-            )
+            result = self._theirs._assisted_decoding(input_ids, **model_kwargs)
         finally:
             hook.remove()
         if not wants_dict:
@@ -362,25 +347,19 @@ class CausalGenerationMixin(GenerationMixin):
         return NumberFreeDrafts(self._theirs._get_candidate_generator(*args, **kwargs), self.config.num_token_id)
 
     def _beam_search(  # type: ignore[override] # called by keyword
-        self,
-        input_ids: Tensor,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: Any,
-        generation_config: GenerationConfig,
-        **model_kwargs: Any,
+        self, input_ids: Tensor, logits_processor: Any, generation_config: GenerationConfig, **model_kwargs: Any
     ) -> Any:
         self.config.require("beam search")
         # transformers looks at as many tokens of a row as leave beams to go on with where some have ended.
         beams, ends = generation_config.num_beams, np.size(generation_config.eos_token_id)
         wanted = MANY if generation_config.do_sample else beams * max(2, 1 + ends)
         settings = generation_config, model_kwargs
-        log, processors = _start_values(self, input_ids, logits_processor, *settings, at_once=True, wanted=wanted)
+        log, logits_processor = _start_values(self, input_ids, logits_processor, *settings, at_once=True, wanted=wanted)
         log.beams = beams
         wants_dict, generation_config = generation_config.return_dict_in_generate, copy.copy(generation_config)
         generation_config.return_dict_in_generate = True
-        result = self._theirs._beam_search(
-            input_ids, processors, stopping_criteria, generation_config=generation_config, **model_kwargs
-        )
+        model_kwargs |= {"logits_processor": logits_processor, "generation_config": generation_config}
+        result = self._theirs._beam_search(input_ids, **model_kwargs)
         if not wants_dict:
             return result.sequences
         # Step t chose the token of sequence i out of running row beam_indices[i, t], so that row's value is its value.
@@ -424,9 +403,8 @@ def _start_log(
 ) -> ValueLog:
     """An empty log of the values that a loop predicts; the loop's arguments get it, and their own values."""
     if model.config.context.hides:
-        model_kwargs["attention_mask"], _ = without(
-            input_ids == model.config.num_token_id, model_kwargs.get("attention_mask")
-        )
+        hidden = input_ids == model.config.num_token_id
+        model_kwargs["attention_mask"], _ = without(hidden, model_kwargs.get("attention_mask"))
     if bound is not None:  # each prompt's last token
         mask = model_kwargs.get("attention_mask")
         lengths = torch.ones_like(input_ids).sum(-1) if mask is None else mask.sum(-1)

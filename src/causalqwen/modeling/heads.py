@@ -13,7 +13,6 @@ from causalqwen.losses import LossMasks, LossParts, total_loss
 from causalqwen.modeling.abduction import AbductionNetwork, make_domain
 from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.configuration import CausalQwenConfig
-from causalqwen.modeling.context import sequence_starts
 from causalqwen.modeling.embedding import GatedFeatures, NumericEmbedding
 from causalqwen.modeling.outputs import CausalQwenOutput
 from causalqwen.modeling.scores import ActionNetwork, Vocabulary
@@ -26,8 +25,7 @@ from causalqwen.parts.perceptron import ResidualPerceptron
 from causalqwen.parts.value_axes import ValueAxes
 
 _FROZEN: ContextVar[tuple[list[Vocabulary], ...]] = ContextVar("frozen", default=())
-"""Vocabularies of the models whose weights stand still here, one each; empty where they do no more: of a thread, and of
-what it awaits."""
+"""Vocabularies of the models whose weights stand still here (a thread, and what it awaits); empty where they do no more."""
 
 
 def make_heads(config: CausalQwenConfig) -> dict[str, nn.Module | None]:
@@ -58,9 +56,8 @@ def make_heads(config: CausalQwenConfig) -> dict[str, nn.Module | None]:
             branch.let_lean()
         if config.value_crossing:
             branch.crossing = Crossing(config.hidden_size, size, config.value_crossing)
-    made["value_kernel"] = None
-    if config.value_kernel is not None:
-        made["value_kernel"] = KernelReader(config.hidden_size, size, **config.value_kernel)
+    kernel = config.value_kernel
+    made["value_kernel"] = None if kernel is None else KernelReader(config.hidden_size, size, **kernel)
     made["action"] = ActionNetwork(config)
     # A causal size below H needs a W_cls of its own, in the backbone's dtype.
     has_own = size < config.hidden_size or config.own_scores
@@ -70,8 +67,7 @@ def make_heads(config: CausalQwenConfig) -> dict[str, nn.Module | None]:
     return made
 
 
-_MANY = 1024
-"""Values of a batch from which on contexts that are alike are read once, where people share them."""
+_MANY = 1024  # values of a batch from which on contexts that are alike are read once, where people share them
 
 
 class GraftModules:
@@ -87,10 +83,8 @@ class GraftModules:
     score_head: nn.Linear | None
     training: bool
     get_output_embeddings: Any
-    ovr_impl: str = "auto"
-    """How the OvR loss is computed where no scores are kept: see `linear_ovr_loss`. Not part of a checkpoint."""
-    number_class: str | None = None
-    """The class of numbers that are not said to be of another; it is not kept in a checkpoint."""
+    ovr_impl: str = "auto"  # how the OvR loss is computed where no scores are kept: see `linear_ovr_loss`
+    number_class: str | None = None  # the class of numbers that are not said to be of another; neither is kept
 
     @property
     def copies(self) -> bool:
@@ -109,26 +103,19 @@ class GraftModules:
 
     @property
     def value_law(self) -> ValueLaw:
-        """What turns (loc_Y, scale_Y) into medians, intervals and scores in the data's units, with the model's own levels; the
-        law of `number_class`, where that is set.
-
-        ValueError where classes have axes of their own, and `number_class` is not set.
+        """What turns (loc_Y, scale_Y) into medians, intervals and scores in the data's units, with the model's own levels, or
+        those of `number_class`. ValueError where classes have axes of their own, and that is not set.
         """
         return self.value_axes.law()
 
     def copy_law(self, features: Tensor, candidates: Candidates | None, law: Any = None) -> Any:
         """The law of the values that follow features [..., H], the positions of `candidates`: one of these, where the model
-        copies, or a new number.
-
-        law: the new number's; `value_law` by default. Where there is a value branch, the copy head reads features as it does.
-        """
+        copies, or a new number, of which `law` is (`value_law` by default)."""
         law = self.value_law if law is None else law
         if candidates is None or self.copy_head is None:
             return law
-        x, keys = (
-            self.value_reader.standardize(of[..., : self.config.hidden_size]) for of in (features, candidates.features)
-        )
-        return self.copy_head.law(law, x, keys, candidates)
+        read, size = self.value_reader.standardize, self.config.hidden_size
+        return self.copy_head.law(law, read(features[..., :size]), read(candidates.features[..., :size]), candidates)
 
     @property
     def reads_numbers(self) -> bool:
@@ -145,13 +132,12 @@ class GraftModules:
         `value_place`, and where that is none of its values the nearest of the support."""
         axes, digits = self.value_axes, self.config.value_digits
         transform = axes.law().transform
-        return transform.support.take_in(
-            round_significant(transform.inverse(loc_Y), digits, axes.axis(None)["value_place"])
-        )
+        new = round_significant(transform.inverse(loc_Y), digits, axes.axis(None)["value_place"])
+        return transform.support.take_in(new)
 
     def said_values(self, features: Tensor, new: Tensor, candidates: Candidates | None) -> Tensor:
         """What a text says behind features [n, H]: the number of the context that has more than half of the probability,
-        exactly, where one has; elsewhere `new` [n]. candidates: None where the model does not copy."""
+        exactly, where one has; elsewhere `new` [n]."""
         if candidates is None:
             return new
         copied, again = self.copy_law(features, candidates).copied()
@@ -191,14 +177,9 @@ class GraftModules:
         loc_Y, scale_Y = chain.value()
         log_num, log_not_num = chain.number.log_p()
         result = CausalQwenOutput(
-            features=features,
-            loc_U=chain.loc_U,
-            scale_U=chain.scale_U,
-            loc_Y=loc_Y,
-            scale_Y=scale_Y,
-            num_prob=log_num.exp(),
-            logits=None if skip_logits else chain.loc_S,
-        )
+            features=features, loc_U=chain.loc_U, scale_U=chain.scale_U, loc_Y=loc_Y, scale_Y=scale_Y,
+            num_prob=log_num.exp(), logits=None if skip_logits else chain.loc_S,
+        )  # fmt: skip
         if output_ovr:
             scores = chain.scores
             result.scale_S, result.ovr_probs, result.decisions = scores.graded(), scores.p(), scores.decide()
@@ -243,9 +224,8 @@ class GraftModules:
     ) -> Tensor:
         """L_reg of values [n], in the data's units, after features [n, H]: see `Chain.value_losses`.
 
-        group: int64 [n], -1 for none; values of one group share an individual. candidates: for each value, the numbers that it
-        may be a copy of; not beside a group. classes: int64 [n], each one's class by its place in `value_axes.apart`, where
-        classes have axes of their own; not beside a group either.
+        classes: int64 [n], each one's class by its place in `value_axes.apart`, where classes have axes of their own; not
+        beside a group.
         """
         law = self.value_axes.coded(classes) if len(values) else ValueLaw()  # nothing to lose, under any law
         places = None
@@ -260,17 +240,12 @@ class GraftModules:
         input_ids: Tensor,
         numeric_values: Tensor | None,
         attention_mask: Tensor | None,
-        position_ids: Tensor | None = None,
     ) -> Candidates | None:
         """The numbers of a batch [B, S] for each position, under features z [B, S, H]; None where the model does not copy."""
         if not self.copies:
             return None
-        if position_ids is not None and attention_mask is None and bool(sequence_starts(position_ids).any()):
-            raise ValueError("sequences packed into one row: give those of a model that copies as rows of their own")
-        hidden = self.config.context.hides
-        return Candidates.of_tokens(
-            features, input_ids, numeric_values, attention_mask, self.config.num_token_id, hidden
-        )
+        number, hides = self.config.num_token_id, self.config.context.hides
+        return Candidates.of_tokens(features, input_ids, numeric_values, attention_mask, number, hides)
 
 
 IN_FLOAT32 = {
@@ -281,14 +256,8 @@ IN_FLOAT32 = {
 """What stays in float32 whatever the backbone's dtype: the heads are small and their tails matter. Named one by one:
 transformers would make floats of the integers among them too."""
 
-NUMBER_PARTS = (
-    "value_branch.", "value_kernel.", "copy_head.", "action.num_row", "action.num_bias", "action.value_head.",
-)  # fmt: skip
+NUMBER_PARTS = "value_branch.", "value_kernel.", "copy_head.", "action.num_row", "action.num_bias", "action.value_head."
 """Where the parameters start that only numbers are learned by: no score of a word depends on them."""
-
-
-def _kind(part: Any) -> tuple[type, Any]:
-    return type(part), getattr(part, "alpha", None)
 
 
 def check_made(model: Any) -> None:
@@ -297,27 +266,24 @@ def check_made(model: Any) -> None:
     config.check()
     with torch.device("meta"):
         made = make_heads(config)
-    for name, part in made.items():
-        own = getattr(model, name)
-        wanted, there = (
-            {} if module is None else {key: tensor.shape for key, tensor in module.state_dict().items()}
-            for module in (part, own)
-        )
-        if wanted != there:
-            raise ValueError(f"the configuration was changed after the model was made, and describes another {name}")
-    if config.num_token_id != action.num_token_id:
-        raise ValueError("the configuration was changed after the model was made, and describes another num_token_id")
+
+    def shapes(module: nn.Module | None) -> dict[str, torch.Size]:
+        return {} if module is None else {key: tensor.shape for key, tensor in module.state_dict().items()}
+
+    def kind(part: Any) -> tuple[type, Any]:
+        return type(part), getattr(part, "alpha", None)
+
     again: Any = made["action"]
-    for name in ("law", "value_law", "scales"):
-        if _kind(getattr(again, name)) != _kind(getattr(action, name)):
-            raise ValueError(f"the configuration was changed after the model was made, and describes another {name}")
+    other = [name for name, part in made.items() if shapes(part) != shapes(getattr(model, name))]
+    other += ["num_token_id"] * (config.num_token_id != action.num_token_id)
+    laws = ("law", "value_law", "scales")
+    other += [name for name in laws if kind(getattr(again, name)) != kind(getattr(action, name))]
+    if other:
+        raise ValueError(f"the configuration was changed after the model was made, and describes another {other[0]}")
 
 
-VALUE_MODULES = ("value_branch", "value_kernel", "copy_head")
-"""Modules that are made anew where values are read in another way."""
-
-OWN_STARTS = (AbductionNetwork, ActionNetwork, ResidualPerceptron, CopyHead)
-"""Modules that know their start values."""
+VALUE_MODULES = ("value_branch", "value_kernel", "copy_head")  # made anew where values are read in another way
+OWN_STARTS = (AbductionNetwork, ActionNetwork, ResidualPerceptron, CopyHead)  # they know their start values
 
 
 def number_parameters(model: Any) -> list[nn.Parameter]:

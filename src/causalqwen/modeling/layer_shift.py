@@ -23,17 +23,14 @@ def decoder_layers(backbone: PreTrainedModel) -> list[torch.nn.Module]:
 
 
 def depths_of(backbone: PreTrainedModel) -> tuple[int, int]:
-    """How many layers there are, and the size of what each hands on: the shape [L, H] of a voice. No layer where a backbone
-    does not say what its layers are."""
+    """The shape [L, H] of a voice: layers, none where a backbone does not say what they are, and the size of each."""
     return len(decoder_layers(backbone)), backbone.config.get_text_config().hidden_size
 
 
 @contextmanager
 def speaking(backbone: PreTrainedModel, voice: Tensor) -> Iterator[None]:
-    """While the block runs, what leaves layer l is h_l + voice_l at every position.
-
-    voice: [L, H] for all rows of a batch, or [B, L, H]. Gradients reach it. ValueError where it is of another backbone.
-    """
+    """While the block runs, what leaves layer l is h_l + voice_l at every position; voice [L, H], or [B, L, H] by row, with
+    gradients. ValueError where it is of another backbone."""
     layers, own = decoder_layers(backbone), object()
     check_voice(voice, *depths_of(backbone))
     rows = voice if voice.dim() == 3 else voice.unsqueeze(0)

@@ -19,10 +19,8 @@ class NarrowHead:
 
     def copy_to(self, loc_net: nn.Linear, lm_head: nn.Linear) -> None:
         """Write them into the two layers, each in its own dtype."""
-        with torch.no_grad():
-            for layer, weight, bias in ((loc_net, self.loc_weight, self.loc_bias), (lm_head, self.weight, self.bias)):
-                layer.weight.copy_(weight)
-                layer.bias.copy_(bias)
+        loc_net.load_state_dict({"weight": self.loc_weight, "bias": self.loc_bias})
+        lm_head.load_state_dict({"weight": self.weight, "bias": self.bias})
 
 
 @torch.no_grad()
@@ -34,11 +32,8 @@ def narrow_head(head: nn.Linear, features: Tensor, size: int) -> NarrowHead:
     V the C leading eigenvectors of L G L, G the covariance of W's rows under the mean softmax:
     loc_U = V^T L^-1 (z - mu), whose coordinates have variance 1, W_cls = W L V, and b_cls = b + W mu.
 
-    Args:
-        head: W [V, H] and b. features: z [N, H]; Sigma is shrunk towards its diagonal by H / (H + N).
-
-    Raises:
-        ValueError: a size that is not within 1 to H.
+    head: W [V, H] and b. features: z [N, H]; Sigma is shrunk towards its diagonal by H / (H + N). ValueError for a size that
+    is not within 1 to H.
     """
     hidden = head.weight.shape[1]
     if not 1 <= size <= hidden:

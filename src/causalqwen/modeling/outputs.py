@@ -15,8 +15,7 @@ class CausalQwenOutput(CausalLMOutputWithPast):
     """Output of `CausalQwenForCausalLM.forward`; S is the number of positions kept (`logits_to_keep`).
 
     loss, loss_cls, loss_reg: [] where labels are given: total, classification and value part (theory 3.7).
-    logits: loc_S [B, S, V'], V' = config.vocab_size; None where `skip_logits`. Under
-        `scores_only` with a plan: what the plan decides by.
+    logits: loc_S [B, S, V'], V' = config.vocab_size; None where `skip_logits`; of `scores_only` see `forward`.
     features: z [B, S, H], which all heads read.
     loc_U, scale_U: [B, S, C].
     loc_Y, scale_Y: [B, S], on the axis of the value transform; under a `causal_decoding` what its draws leave.

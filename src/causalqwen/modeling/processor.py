@@ -13,6 +13,7 @@ import itertools
 import string
 from collections.abc import Sequence
 from decimal import Decimal
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -75,8 +76,6 @@ class CausalQwenProcessor(ProcessorMixin):
         self.num_token_id = len(tokenizer) if num_token_id is None else num_token_id
         self.number_rules = NumberRules.of(number_rules)
         self.context = context_of(number_context)
-        self._slotted: PreTrainedTokenizerBase | None = None
-        self._ends: NumberEnds | None = None
         self._digits: Tensor | None = None
 
     @classmethod
@@ -94,20 +93,17 @@ class CausalQwenProcessor(ProcessorMixin):
             raise ValueError(f"a processor's context is one of modeling.context.CONTEXTS, not {context!r}")
         self.number_context = context.name
 
-    @property
+    @cached_property
     def slotted_tokenizer(self) -> PreTrainedTokenizerBase:
         """A copy of the tokenizer that knows the slot."""
-        if self._slotted is None:
-            self._slotted = copy.deepcopy(self.tokenizer)
-            self._slotted.add_tokens([AddedToken(SLOT, normalized=False, special=False)])
-        return self._slotted
+        slotted = copy.deepcopy(self.tokenizer)
+        slotted.add_tokens([AddedToken(SLOT, normalized=False, special=False)])
+        return slotted
 
-    @property
+    @cached_property
     def ends(self) -> NumberEnds:
         """What may follow a number, by `number_rules`."""
-        if self._ends is None:
-            self._ends = NumberEnds(self)
-        return self._ends
+        return NumberEnds(self)
 
     def digits(self, device: torch.device) -> Tensor:
         """What each token writes of a number, int64 [3, V], for `read_numbers`: the number, how many digits it has (0 where a
@@ -130,7 +126,7 @@ class CausalQwenProcessor(ProcessorMixin):
 
     def to_dict(self) -> dict[str, Any]:
         settings = super().to_dict()
-        for made in ("_slotted", "_ends", "_digits"):
+        for made in ("slotted_tokenizer", "ends", "_digits"):
             settings.pop(made, None)
         return settings | {"number_rules": self.number_rules.to_dict()}
 

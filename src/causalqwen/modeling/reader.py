@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-from causalqwen.modeling.context import sequence_starts
-
 EVERY = 3
 NUMBERS = 8
 """How many of the numbers before a position are read: the first ones, a block each."""
@@ -43,12 +41,11 @@ def read_backbone(hidden: Sequence[Tensor], values: Sequence[Tensor], sees: Tens
     return [*hidden[::-EVERY], *(mean.transpose(1, 2).flatten(2) for mean in means)]
 
 
-def seen_by_each(hidden: Tensor, total: int, mask: Any, position_ids: Tensor | None) -> Tensor:
+def seen_by_each(hidden: Tensor, total: int, mask: Any) -> Tensor:
     """Say which of `total` positions each of the last S sees, bool [B, S, total], S and B as of `hidden` [B, S, H].
 
     mask: [B, total], or [B, 1, S, >= total] as it is added to attention's scores, or allows, or such a one for each kind of
     layer; None for all that come before.
-    position_ids: where sequences that are packed into one row begin, if there is no mask.
     """
     batch, length = hidden.shape[:2]
     mask = mask["full_attention"] if isinstance(mask, dict) else mask
@@ -57,12 +54,7 @@ def seen_by_each(hidden: Tensor, total: int, mask: Any, position_ids: Tensor | N
         return (allowed if allowed.dtype == torch.bool else allowed >= 0).expand(batch, -1, -1)
     places = torch.arange(total, device=hidden.device)
     sees = (places <= places[total - length :, None]).expand(batch, -1, -1)
-    if mask is not None:
-        return sees & mask[:, None, :total].bool()
-    if position_ids is not None and length == total:
-        sequence = sequence_starts(position_ids).cumsum(-1)
-        sees = sees & (sequence[:, :, None] == sequence[:, None])
-    return sees
+    return sees if mask is None else sees & mask[:, None, :total].bool()
 
 
 class TokensRead(DynamicLayer):
@@ -96,8 +88,6 @@ def read_numbers(ids: Tensor, sees: Tensor, digits: Tensor) -> list[Tensor]:
     values, lengths, opens = digits[:, ids.clamp(0, digits.shape[1] - 1)]
     lengths = lengths.masked_fill((ids < 0) | (ids >= digits.shape[1]) | ~sees.any(1), 0)
     digit, goes_on = lengths > 0, opens == 0
-    apart = ~sees.diagonal(ids.shape[1] - sees.shape[1] - 1, 1, 2)  # from the token before, in a sequence of its own
-    goes_on[:, ids.shape[1] - apart.shape[1] :] &= ~apart
     inside = (lengths < 0) & goes_on & _beside(digit, -1) & _beside(digit & goes_on, 1)
     part = inside | digit
     run = (part & ~(_beside(part, -1) & goes_on)).cumsum(-1) * part

@@ -35,14 +35,10 @@ class EncodedText(NamedTuple):
 
     @classmethod
     def of(cls, ids: Any, values: Any, digits: Any) -> "EncodedText":
-        """From three lists."""
-        kinds = torch.int64, torch.float64, torch.bool
-        return cls(
-            *(torch.tensor(column, dtype=dtype) for column, dtype in zip((ids, values, digits), kinds, strict=True))
-        )
+        told = torch.tensor(values, dtype=torch.float64), torch.tensor(digits, dtype=torch.bool)
+        return cls(torch.tensor(ids, dtype=torch.int64), *told)
 
     def part(self, places: slice | Tensor) -> "EncodedText":
-        """Some of its tokens."""
         return EncodedText(*(column[places] for column in self))
 
     def digits_of(self, place: int) -> list[int]:
@@ -51,7 +47,6 @@ class EncodedText(NamedTuple):
         return list(self.ids[place + 1 : end].tolist())
 
     def then(self, other: "EncodedText") -> "EncodedText":
-        """This text and another behind it."""
         return EncodedText(*(torch.cat(pair) for pair in zip(self, other, strict=True)))
 
 
@@ -68,13 +63,11 @@ class Reading:
 
     @classmethod
     def all_of(cls, parts: "Sequence[Reading]") -> "Reading":
-        """One after the other."""
         columns = zip(*((part.features, part.targets, part.values) for part in parts), strict=True)
         return cls(*(torch.cat(column) for column in columns))
 
     @classmethod
     def nothing(cls, model: GraftedModel) -> "Reading":
-        """No token."""
         none = torch.zeros(0, device=model.device)
         width = model.config.hidden_size + sum((model.config.value_kernel or {"blocks": []})["blocks"])
         features = torch.zeros(0, width, dtype=model.dtype, device=model.device)
@@ -85,8 +78,7 @@ NOTHING_TOLD = (
     "the observations hold no token that something comes before: nothing can be learned; give a text of two words or more, or "
     "what came before it as its prompt"
 )
-CHUNK = 512
-"""Tokens of a long text that are read at a time."""
+CHUNK = 512  # tokens of a long text that are read at a time
 
 
 def contexts_of(model: GraftedModel, observations: Any, chunk: int = CHUNK) -> list[tuple[EncodedText, int]]:
@@ -122,10 +114,7 @@ def encode_text(model: GraftedModel, text: str, *, prompt: bool = False) -> Enco
 
 
 def read_contexts(model: GraftedModel, contexts: list[tuple[EncodedText, int]], voice: Tensor | None = None) -> Reading:
-    """Everything observed as the backbone reads it: what somebody chose, and what came before it. voice: whose, [L, H].
-
-    Raises ValueError where nothing comes before any token.
-    """
+    """Everything observed as the backbone reads it. voice: whose, [L, H]. ValueError where nothing comes before any token."""
     if not contexts:
         raise ValueError(NOTHING_TOLD)
     return Reading.all_of(read_each(model, contexts, voice))
@@ -162,17 +151,10 @@ def token_evidence(model: GraftedModel, read: Reading, likelihood: str = "softma
     if likelihood == "ovr":
         model.config.require("the likelihood 'ovr' of words")
         settings = {"known": lambda part: (chain[part].known(), 0.0), "thresholds": chain.threshold.squeeze(-1)}
-    rows = chain.words
+    weight, bias = chain.words.weight, chain.words.bias
+    of_rows = weight, None if bias is None else upcast(bias), action.rest_mask, action.law
     return TokenEvidence(
-        upcast(chain.loc_U),
-        upcast(chain.scale_U),
-        read.targets[words],
-        rows.weight,
-        None if rows.bias is None else upcast(rows.bias),
-        action.rest_mask,
-        action.law,
-        likelihood,
-        **settings,
+        upcast(chain.loc_U), upcast(chain.scale_U), read.targets[words], *of_rows, likelihood, **settings
     )
 
 

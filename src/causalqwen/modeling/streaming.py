@@ -9,11 +9,8 @@ from causalqwen.modeling.processor import CausalQwenProcessor
 
 
 class _NumberStreaming(TextStreamer):
-    """Gives a text streamer of transformers the values behind `<NUM>`.
-
-    `generate` calls `begin` with the prompt's values, then `follow` with the log of its values, which has that of a
-    token before the token is put.
-    """
+    """Gives a text streamer the values behind `<NUM>`: `generate` calls `begin` with the prompt's, then `follow` with the log
+    of its values, which has that of a token before the token is put."""
 
     processor: CausalQwenProcessor
 
