@@ -193,11 +193,9 @@ class CausalGenerationMixin(GenerationMixin):
     def prepare_inputs_for_generation(
         self,
         input_ids: Tensor,
-        next_sequence_length: int | None = None,
         cache: Cache | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        is_first_iteration: bool | None = False,
         numeric_values: Tensor | None = None,
         value_log: ValueLog | None = None,
         past_key_values: Cache | None = None,
@@ -219,14 +217,9 @@ class CausalGenerationMixin(GenerationMixin):
                 settled = value_log.settle(value_log.last, is_number[:, value_log.last])
                 if settled is not None:
                     numeric_values[:, value_log.last] = settled
-        model_inputs = self._theirs.prepare_inputs_for_generation(
-            input_ids,
-            next_sequence_length=next_sequence_length,
-            attention_mask=attention_mask,
-            inputs_embeds=inputs_embeds,
-            is_first_iteration=is_first_iteration,
-            **{CACHE: past_key_values if cache is None else cache, **kwargs},
-        )
+        kwargs |= {"attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+        kwargs[CACHE] = past_key_values if cache is None else cache
+        model_inputs = self._theirs.prepare_inputs_for_generation(input_ids, **kwargs)
         ids = model_inputs.get("input_ids")
         if ids is not None and numeric_values is not None:
             drafted = input_ids.shape[1] - numeric_values.shape[1]
