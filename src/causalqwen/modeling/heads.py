@@ -206,12 +206,9 @@ class GraftModules:
     ) -> LossParts:
         """`total_loss` under this model's settings; of_values [n] where `masks.num_mask` holds."""
         config = self.config
-        weights = {
-            "alpha": config.gate_alpha,
-            "detach_gate": config.gate_detach,
-            "value_weight": config.value_loss_weight,
-        }
-        return total_loss(masks, rest_loss, log_p_num, of_values, **weights)
+        parts = masks, rest_loss, log_p_num, of_values
+        alpha, weight = config.gate_alpha, config.value_loss_weight
+        return total_loss(*parts, alpha=alpha, detach_gate=config.gate_detach, value_weight=weight)
 
     def value_losses(
         self,
