@@ -167,7 +167,7 @@ def test_abduction_finds_who_spoke(speaker, monkeypatch):
         for _ in range(40):
             chain = Chain(speaker, speaker.features(ids[None]).last_hidden_state[0, -1:])
             loc = chain.loc_U + chain.scale_U * speaker.action.law.quantile(truth.factor).float()
-            scores = speaker.action.score_loc(loc, speaker.get_output_embeddings())[0, :-1]
+            scores = speaker.action.score_loc(loc, speaker.vocabulary())[0, :-1]
             ids = torch.cat([ids, torch.multinomial(scores.softmax(-1), 1, generator=generator)])
         return ids[start:]
 
