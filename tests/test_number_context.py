@@ -234,16 +234,8 @@ def test_the_setting_is_saved_and_comes_back(talker, tmp_path):
     inputs = encode(talker, PROMPTS[:1])
     assert torch.equal(loaded(**inputs).logits, talker(**inputs).logits)
     assert CausalQwenProcessor(talker.processor.tokenizer).number_context == "value"
-
-
-def test_predictions_are_those_of_the_plain_text(tiny_tokenizer):
-    model = graft_tiny("llama", tiny_tokenizer, number_context="digits")
-    prompts = ["Of 20 people it is ", "They", "It was 1,000 and -5 and 7.25, so"]
-    for prompt, found in zip(prompts, model.predict_number(prompts), strict=True):
-        plain = tiny_tokenizer(prompt.rstrip(), return_tensors="pt")["input_ids"]
-        with torch.no_grad():
-            (expected,) = model.predict_values(model.backbone.base_model(input_ids=plain).last_hidden_state[:, -1])
-        assert found.loc == pytest.approx(expected.loc, abs=1e-4)
+    anew = CausalQwenForCausalLM.from_pretrained(tmp_path, number_context="value")
+    assert anew.processor.number_context == "value"
 
 
 def test_digits_are_no_evidence_and_are_read_as_plain_text(tiny_tokenizer):
@@ -286,14 +278,6 @@ def test_unknown_contexts_are_refused(tiny_tokenizer):
         CausalQwenProcessor(tiny_tokenizer, number_context="words")
 
 
-def test_a_cache_without_a_mask_is_refused(tiny_tokenizer):
-    model = graft_tiny("llama", tiny_tokenizer, number_context="digits")
-    inputs = encode(model, PROMPTS[:1])
-    past = model(**inputs, use_cache=True)[CACHE]
-    with pytest.raises(ValueError, match="attention_mask beside a cache"):
-        model(inputs["input_ids"][:, :1], past_key_values=past)
-
-
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
 def test_features_read_a_cache_by_either_name(tiny_tokenizer, name):
     model = graft_tiny("llama", tiny_tokenizer, number_context="digits")
@@ -305,6 +289,8 @@ def test_features_read_a_cache_by_either_name(tiny_tokenizer, name):
         past = model.features(**{key: column[:, :-1] for key, column in inputs.items()}, use_cache=True)[CACHE]
         step = model.features(ids[:, -1:], mask, **{name: past}).last_hidden_state[:, -1]
     torch.testing.assert_close(step, whole)
+    with pytest.raises(ValueError, match="attention_mask beside a cache"):
+        model(ids[:, :1], **{name: past})
 
 
 def test_drafts_may_be_counted_by_a_tensor(talker, monkeypatch):
@@ -321,13 +307,6 @@ def test_drafts_may_be_counted_by_a_tensor(talker, monkeypatch):
     drafted = talker.generate(**inputs, **settings, prompt_lookup_num_tokens=3)
     torch.testing.assert_close(drafted.sequences, plain.sequences)
     torch.testing.assert_close(drafted.numeric_values, plain.numeric_values)
-
-
-def test_a_context_set_on_loading_is_the_processors_too(tiny_tokenizer, tmp_path):
-    graft_tiny("llama", tiny_tokenizer).save_pretrained(tmp_path)
-    model = CausalQwenForCausalLM.from_pretrained(tmp_path, number_context="digits")
-    found = model.processor("It is 5.")
-    assert any(found.digits[0]) and model.processor.decode(found) == "It is 5."
 
 
 def test_sequences_packed_into_one_row_are_refused(tiny_tokenizer):

@@ -153,7 +153,7 @@ def test_decisions_are_those_of_somebody_who_reads_the_law(tiny_tokenizer, prese
             part.double().numpy()
             for part in (chain.loc_U[0], chain.scale_U[0], model.action.noise, model.action.threshold)
         )
-        rows, bias, used = (None if part is None else part.double().numpy() for part in chain.words.rows_of_all())
+        rows, bias, used = (part.double().numpy() for part in chain.words.rows_of_all())
         made = [drawn(model, z, CausalDecoding.preset(preset, seed=seed, temperature=T), 2_000).ranked()
                 for seed in range(0, count, 2_000)]  # fmt: skip
     found = torch.cat([part[:, 0].masked_fill(~torch.from_numpy(used > 0), -torch.inf).argmax(-1) for part in made])
@@ -161,9 +161,9 @@ def test_decisions_are_those_of_somebody_who_reads_the_law(tiny_tokenizer, prese
     has_U, has_noise = plan.individual_mode != "marginal", plan.noise == "token"
     moved = scale * chance.standard_normal((count, len(loc))) * has_U
     moved += noise * chance.standard_normal((count, len(loc))) * has_noise
-    scores = (loc + T * moved) @ rows.T + (0 if bias is None else bias)
+    scores = (loc + T * moved) @ rows.T + bias
     if preset != "individual-only":  # there nothing is left
-        marginal = loc @ rows.T + (0 if bias is None else bias)
+        marginal = loc @ rows.T + bias
         threshold = T * (c + np.log(np.exp(marginal[model.action.rest_mask] / T).sum()))
         longest = np.sqrt((rows[: model.action.rows] ** 2 * used[: model.action.rows, None]).sum(-1).max())
         common = longest**2 * (scale[0] ** 2 + noise[0] ** 2) + model.config.score_noise**2

@@ -112,10 +112,10 @@ def described(thing: Any) -> Any:
         owner = next(base for base in thing.__mro__ if name in vars(base))
         if (name.startswith("_") and name != "__call__") or not owner.__module__.startswith("causalqwen"):
             continue
-        if inspect.isroutine(getattr(thing, name)):
-            members[name] = signature(getattr(thing, name))
-        elif isinstance(vars(owner)[name], property | cached_property):
+        if isinstance(vars(owner)[name], property | cached_property):
             members[name] = "property"
+        elif inspect.isroutine(getattr(thing, name)):
+            members[name] = signature(getattr(thing, name))
     return {"()": signature(thing), **members}
 
 

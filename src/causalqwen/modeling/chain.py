@@ -334,21 +334,13 @@ class Chain:
         action, words = self.action, self.words
         if self.drawn is not None or self.draws.temperature != 1:  # every token has a scale of its own
             return self.word_scores.loss(self.words_of(targets), also_right)
+        scale = action.scales.of_products(self.scale, words).flatten(0, targets.dim() - 1)
+        threshold, right = self.threshold.flatten(0, -2), self.words_of(targets).flatten()
         losses = linear_ovr_loss(
-            self.loc.flatten(0, -2),
-            action.scales.of_products(self.scale, words).flatten(0, targets.dim() - 1),
-            words.weight,
-            words.bias,
-            self.threshold.flatten(0, -2),
-            self.words_of(targets).flatten(),
-            family=action.law.name,
-            slope=action.score_slope,
-            also_right=None if also_right is None else also_right.flatten(0, -2),
-            vocabulary_mask=action.rest_mask,
-            negatives=negatives,
-            reduction="none",
-            impl=impl,
-        )
+            self.loc.flatten(0, -2), scale, words.weight, words.bias, threshold, right, family=action.law.name,
+            slope=action.score_slope, also_right=None if also_right is None else also_right.flatten(0, -2),
+            vocabulary_mask=action.rest_mask, negatives=negatives, reduction="none", impl=impl,
+        )  # fmt: skip
         return losses.view(targets.shape)
 
     def words_of(self, targets: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 some of the tokens (theory 2.1)."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,11 +19,6 @@ class Context:
     def hidden(self, is_number: Tensor) -> Tensor:
         """Which of some tokens the backbone does not see; bool, as `is_number`, where `<NUM>` stands."""
         return is_number & self.hides
-
-    @property
-    def reads_as(self) -> dict[str, Any]:
-        """What features that are kept depend on, beside the tokens."""
-        return {"hides_numbers": True} if self.hides else {}
 
     def __str__(self) -> str:
         return f"number_context={self.name!r}"

@@ -193,11 +193,9 @@ class CausalGenerationMixin(GenerationMixin):
     def prepare_inputs_for_generation(
         self,
         input_ids: Tensor,
-        next_sequence_length: int | None = None,
         cache: Cache | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        is_first_iteration: bool | None = False,
         numeric_values: Tensor | None = None,
         value_log: ValueLog | None = None,
         past_key_values: Cache | None = None,
@@ -216,17 +214,10 @@ class CausalGenerationMixin(GenerationMixin):
             _, value_log.positions = without(is_number & self.config.context.hides, attention_mask)
             if value_log.last >= 0 and not value_log.at_once:
                 # Behind the last token of the text there may be drafts, which hold no number.
-                settled = value_log.settle(value_log.last, is_number[:, value_log.last])
-                if settled is not None:
-                    numeric_values[:, value_log.last] = settled
-        model_inputs = self._theirs.prepare_inputs_for_generation(
-            input_ids,
-            next_sequence_length=next_sequence_length,
-            attention_mask=attention_mask,
-            inputs_embeds=inputs_embeds,
-            is_first_iteration=is_first_iteration,
-            **{CACHE: past_key_values if cache is None else cache, **kwargs},
-        )
+                value_log.settle(value_log.last, is_number[:, value_log.last], numeric_values)
+        kwargs |= {"attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+        kwargs[CACHE] = past_key_values if cache is None else cache
+        model_inputs = self._theirs.prepare_inputs_for_generation(input_ids, **kwargs)
         ids = model_inputs.get("input_ids")
         if ids is not None and numeric_values is not None:
             drafted = input_ids.shape[1] - numeric_values.shape[1]
@@ -337,10 +328,8 @@ class CausalGenerationMixin(GenerationMixin):
         """Values of `sequences`, 0 off `<NUM>`."""
         values = nn.functional.pad(log.values[:, : log.start], (0, sequences.shape[1] - log.start))
         is_number = sequences == self.config.num_token_id
-        for place in log.places():
-            settled = log.settle(place, is_number[:, place])
-            if settled is not None:
-                values[:, place] = settled
+        for place in sorted(log.kept):
+            log.settle(place, is_number[:, place], values)
         return values.masked_fill(~is_number, 0.0)
 
     def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:

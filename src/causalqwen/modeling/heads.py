@@ -190,11 +190,9 @@ class GraftModules:
             rest_loss = before.rest_loss(masks.targets, masks.also_right, impl=self.ovr_impl)
         else:
             rest_loss = before.word_scores.loss(before.words_of(masks.targets), masks.also_right)
-        of_values = self.value_losses(
-            features[:, :-1][masks.num_mask],
-            masks.values[masks.num_mask],
-            candidates=None if candidates is None else candidates[:, :-1][masks.num_mask],
-        )
+        numbers = None if candidates is None else candidates[:, :-1][masks.num_mask]
+        values = masks.values[masks.num_mask]
+        of_values = self.value_losses(features[:, :-1][masks.num_mask], values, candidates=numbers)
         parts = self.losses(masks, rest_loss, (log_num[:, :-1], log_not_num[:, :-1]), of_values)
         result.loss, result.loss_cls, result.loss_reg = parts.total, parts.cls, parts.reg
         return result
@@ -204,15 +202,9 @@ class GraftModules:
     ) -> LossParts:
         """`total_loss` under this model's settings; of_values [n] where `masks.num_mask` holds."""
         config = self.config
-        return total_loss(
-            masks,
-            rest_loss,
-            log_p_num,
-            of_values,
-            alpha=config.gate_alpha,
-            detach_gate=config.gate_detach,
-            value_weight=config.value_loss_weight,
-        )
+        parts = masks, rest_loss, log_p_num, of_values
+        alpha, weight = config.gate_alpha, config.value_loss_weight
+        return total_loss(*parts, alpha=alpha, detach_gate=config.gate_detach, value_weight=weight)
 
     def value_losses(
         self,

@@ -73,7 +73,7 @@ class ValueLog:
     def __init__(self, compute: Callable[[Tensor, Tensor], Tensor], values: Tensor, at_once: bool) -> None:
         self.compute, self.values, self.at_once = compute, values, at_once
         self.start = values.shape[1]
-        self._kept: dict[int, Tensor | tuple[Tensor, Tensor]] = {}
+        self.kept: dict[int, Tensor | tuple[Tensor, Tensor]] = {}
 
     def offered(self, rows: slice = slice(None)) -> Candidates | None:
         """The numbers that the latest value of each of the rows may be a copy of."""
@@ -81,12 +81,12 @@ class ValueLog:
 
     def append(self, place: int, features: Tensor, positions: Tensor) -> None:
         self.last, self.follows = place, features
-        self._kept[place] = self.compute(features, positions) if self.at_once else (features, positions)
+        self.kept[place] = self.compute(features, positions) if self.at_once else (features, positions)
 
     def __getitem__(self, place: int) -> Tensor:
-        kept = self._kept[place]
+        kept = self.kept[place]
         if isinstance(kept, tuple):
-            kept = self._kept[place] = self.compute(*kept)
+            kept = self.kept[place] = self.compute(*kept)
         return kept
 
     def next_values(self, place: int) -> Tensor | None:
@@ -99,7 +99,7 @@ class ValueLog:
         return self.compute(self.drafted[:, at : at + 1], self.positions[:, place - 1 : place])
 
     def set(self, place: int, row: int, value: float) -> None:
-        self._kept[place] = self[place].clone()
+        self.kept[place] = self[place].clone()
         self[place][row] = self.values[row, place] = value
 
     def follow_rows(self, input_ids: Tensor) -> None:
@@ -112,18 +112,14 @@ class ValueLog:
             same = (input_ids[:, None, : before.shape[1]] == before).all(-1) & (rows[:, None] == rows)
             self.values.copy_(self.values[same.int().argmax(-1).to(self.values.device)])
 
-    def settle(self, place: int, is_number: Tensor) -> Tensor | None:
-        """The values at `place`, once its tokens are known; None where none of them is a number (bool [B])."""
-        if self.at_once or bool(is_number.any()):
-            if self.numbers is not None and place == self.last:
-                self.numbers = self.numbers.with_number(self.follows[:, -1], self[place], is_number)
-            return self[place]
-        self._kept.pop(place, None)
-        return None
-
-    def places(self) -> list[int]:
-        """Where values were predicted and not dropped."""
-        return sorted(self._kept)
+    def settle(self, place: int, is_number: Tensor, values: Tensor) -> None:
+        """Write what was predicted for `place` into values [B, L], once its tokens are known: where one is a number."""
+        if not (self.at_once or bool(is_number.any())):
+            self.kept.pop(place, None)
+            return
+        if self.numbers is not None and place == self.last:
+            self.numbers = self.numbers.with_number(self.follows[:, -1], self[place], is_number)
+        values[:, place] = self[place]
 
 
 def decided(scores: Tensor, tokens: dict[int, int]) -> Tensor:

@@ -373,18 +373,13 @@ class Vocabulary:
         own: Tensor = self.action.num_bias
         return own if self.action.appended or self.bias is None else own + self.bias[self.action.num_token_id]
 
-    def rows_of_all(self) -> tuple[Tensor, Tensor | None, Tensor]:
+    def rows_of_all(self) -> tuple[Tensor, Tensor, Tensor]:
         """W [V', C], b [V'] and the rows in use, `<NUM>`'s row where it is, float32."""
-        action, bias = self.action, None if self.bias is None else upcast(self.bias)
-        weight = upcast(self.weight)
-        bias = weight.new_zeros(len(weight)) if bias is None else bias.clone()
+        action, weight = self.action, upcast(self.weight)
+        bias = weight.new_zeros(len(weight)) if self.bias is None else upcast(self.bias).clone()
         bias, row = action.put(bias, self.number_bias), upcast(self.number_row()).unsqueeze(0)
         place = action.num_token_id
         return torch.cat([weight[:place], row, weight[place + 1 :]]), bias, action.vocabulary_mask
-
-    def is_plain(self, layer: Any) -> bool:
-        """Whether calling it is calling `layer`."""
-        return self.layer is layer and self.action.token_thresholds is None
 
     def frozen(self) -> bool:
         """Whether no training moves the matrix."""

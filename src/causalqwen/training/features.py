@@ -214,7 +214,8 @@ def _rest_facts(
 ) -> dict[str, Tensor]:
     """The columns `REST` of a chain's positions [n]; also: int64 [n, R]."""
     backbone_head, words, rest = model.backbone.get_output_embeddings(), chain.words, chain.word_scores
-    is_backbones = words.is_plain(backbone_head) and torch.equal(chain.loc, chain.features)
+    plain = words.layer is backbone_head and words.action.token_thresholds is None
+    is_backbones = plain and torch.equal(chain.loc, chain.features)
     theirs = rest.loc if is_backbones else backbone_head(chain.features.to(backbone_head.weight.dtype))
     target = targets.masked_fill(is_num, 0).unsqueeze(-1)
     right = torch.cat([target, also.clamp(min=0)], dim=-1)
@@ -512,7 +513,7 @@ def facts_key(model: CausalQwenForCausalLM, examples: Sequence[Example], *, rest
         "domain": config.domain and config.domain_settings | {"name": config.domain},
         "backbone": {k: v for k, v in config.text_config.to_dict().items() if k not in _NOT_MATHEMATICS},
     }
-    settings |= config.context.reads_as
+    settings |= {"hides_numbers": True} if config.context.hides else {}
     if model.bf16:
         settings["bf16"] = True
     if (blocks := _blocks_of(model)) is not None:
