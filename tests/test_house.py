@@ -7,23 +7,23 @@ import sys
 from test_docs import ROOT
 
 MOST_LINES = {
-    "benchmarks": 1_967,
-    "causalqwen": 1_240,  # its own files
-    "causalqwen/data": 1_725,
-    "causalqwen/decoding": 1_201,
-    "causalqwen/distributions": 730,
-    "causalqwen/evaluation": 1_964,
-    "causalqwen/individuals": 833,
-    "causalqwen/kernels": 903,
-    "causalqwen/modeling": 8_682,
-    "causalqwen/numbers": 1_790,
-    "causalqwen/parts": 952,
-    "causalqwen/serving": 2_896,
-    "causalqwen/training": 5_076,
-    "causalqwen_cli": 1_299,
-    "causalqwen_evals": 410,
-    "causalqwen_vllm": 1_892,
-    "tests": 30_139,
+    "benchmarks": 1_746,
+    "causalqwen": 1_174,  # its own files
+    "causalqwen/data": 1_569,
+    "causalqwen/decoding": 1_159,
+    "causalqwen/distributions": 513,
+    "causalqwen/evaluation": 1_900,
+    "causalqwen/individuals": 671,
+    "causalqwen/kernels": 850,
+    "causalqwen/modeling": 8_026,
+    "causalqwen/numbers": 1_679,
+    "causalqwen/parts": 878,
+    "causalqwen/serving": 2_753,
+    "causalqwen/training": 4_699,
+    "causalqwen_cli": 1_215,
+    "causalqwen_evals": 382,
+    "causalqwen_vllm": 1_846,
+    "tests": 27_323,
 }
 """Lines of Python in a package at most. A row is lowered with them, and raised only for what takes the place of more."""
 
