@@ -8,22 +8,22 @@ from test_docs import ROOT
 
 MOST_LINES = {
     "benchmarks": 1_746,
-    "causalqwen": 1_174,  # its own files
+    "causalqwen": 1_184,  # its own files
     "causalqwen/data": 1_569,
-    "causalqwen/decoding": 1_159,
+    "causalqwen/decoding": 1_148,
     "causalqwen/distributions": 513,
     "causalqwen/evaluation": 1_900,
     "causalqwen/individuals": 671,
     "causalqwen/kernels": 850,
-    "causalqwen/modeling": 8_026,
-    "causalqwen/numbers": 1_679,
+    "causalqwen/modeling": 8_020,
+    "causalqwen/numbers": 1_674,
     "causalqwen/parts": 878,
     "causalqwen/serving": 2_753,
-    "causalqwen/training": 4_699,
+    "causalqwen/training": 4_711,
     "causalqwen_cli": 1_215,
     "causalqwen_evals": 382,
-    "causalqwen_vllm": 1_846,
-    "tests": 27_323,
+    "causalqwen_vllm": 1_844,
+    "tests": 27_324,
 }
 """Lines of Python in a package at most. A row is lowered with them, and raised only for what takes the place of more."""
 

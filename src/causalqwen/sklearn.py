@@ -77,32 +77,42 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
     of its number, category and date columns. Values follow from both in closed form (`training.closed_form`), and all is chosen
     and calibrated by rows that are left out one by one, or group by group.
 
+    Args:
+        backbone: smollm2-135m, a hub name, or a folder with a decoder; read once in a process.
+        target: what the number is called in a row's text; the name of y, or else "value", by default.
+        text_columns: columns that are texts, whatever they look like.
+        config: fields of `CausalQwenConfig`, over the defaults. settings: of `TrainSettings`, as in a YAML file.
+        characters: how many characters of a row's text are read at most.
+        decimal: the decimal mark of strings that are numbers, as 1.234,50 EUR: "." or ",", by column as a dict, or "auto", what
+            each column tells (`decimals_of`).
+        bf16: take the backbone's products in bfloat16; "auto", where this machine is faster so (`bf16_pays`).
+        cache_dir: folder where the features of rows are kept, 1,024 rows at a time; by default they last as the process does.
+        workers: how many workers of Ray read rows into cache_dir, which all machines have to share (`causalqwen[ray]`); 0 to
+            read them here.
+        device: auto, or a torch device.
+        verbose: tell on stderr what is chosen.
+        random_state: of the rows that are drawn by `sample_weight`: an int, a RandomState, or None.
+
     Attributes:
         model_: the graft. reader_: how rows are read.
         metrics_: scores of the training rows, each predicted without it. choice_: what was chosen: axis, law, kernel, ridge.
         n_features_in_, feature_names_in_: as scikit-learn has them.
     """
 
-    backbone: str = "smollm2-135m"  # that name, a hub name, or a folder with a decoder; read once in a process
+    backbone: str = "smollm2-135m"
     _: KW_ONLY
-    target: str | None = None  # what the number is called in a row's text; else the name of y, else "value"
-    text_columns: Sequence[str] | None = None  # columns that are texts, whatever they look like
-    config: dict[str, Any] | None = None  # fields of `CausalQwenConfig`, over the defaults
-    settings: dict[str, Any] | None = None  # of `TrainSettings`, as in a YAML file
-    characters: int = 2000  # of a row's text that are read at most
-    decimal: str | dict[str, str] = (
-        "auto"  # mark of strings that are numbers: "." or ",", by column, or what each tells
-    )
-    bf16: bool | str = "auto"  # take the backbone's products in bfloat16; auto: where this machine is faster so
-    cache_dir: str | None = (
-        None  # where features of rows are kept, 1,024 rows at a time; else as long as the process lasts
-    )
-    workers: int = (
-        0  # of Ray, which read rows into a cache_dir that all machines share (`causalqwen[ray]`); 0: read here
-    )
-    device: str = "auto"  # or a torch device
-    verbose: bool = False  # tell on stderr what is chosen
-    random_state: Any = None  # of the rows that `sample_weight` draws: an int, a RandomState, or None
+    target: str | None = None
+    text_columns: Sequence[str] | None = None
+    config: dict[str, Any] | None = None
+    settings: dict[str, Any] | None = None
+    characters: int = 2000
+    decimal: str | dict[str, str] = "auto"
+    bf16: bool | str = "auto"
+    cache_dir: str | None = None
+    workers: int = 0
+    device: str = "auto"
+    verbose: bool = False
+    random_state: Any = None
 
     # ---- fitting -----------------------------------------------------------------------------------------------------
 

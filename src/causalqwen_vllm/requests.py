@@ -169,11 +169,9 @@ class Step:
         cls, requests: list[Request], starts: list[int], first: list[int], positions: Tensor, attention: Any
     ) -> "Step":
         """positions [N] of all tokens, which vLLM may write over."""
-        at = (
-            torch.tensor(starts[1:], device=positions.device) - 1
-            if starts[-1] > len(requests)
-            else slice(len(requests))
-        )
+        at: Any = slice(len(requests))
+        if starts[-1] > len(requests):
+            at = torch.tensor(starts[1:], device=positions.device) - 1
         return cls(requests, starts, first, positions[at].clone(), attention)
 
     @property

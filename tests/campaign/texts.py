@@ -10,7 +10,7 @@ from typing import Any
 
 from causalqwen import CausalQwenProcessor
 from causalqwen.modeling.processor import SLOT
-from causalqwen.numbers import FIRST_RULES, KINDS, NumberRules, find_numbers
+from causalqwen.numbers import KINDS, NumberRules, find_numbers
 
 from . import Bounds, Tally
 
@@ -170,7 +170,11 @@ def drawn(chance: random.Random, count: int, long: bool) -> list[str]:
 
 def processors(tokenizers: dict[str, object]) -> dict[str, CausalQwenProcessor]:
     """By name: every context and some rules, over each tokenizer."""
-    rules = {"first": FIRST_RULES, "default": NumberRules(), "all": NumberRules(kinds=KINDS, decimal=",", groups=" .")}
+    rules = {
+        "few": NumberRules(kinds=("number",), groups=","),
+        "default": NumberRules(),
+        "all": NumberRules(kinds=KINDS, decimal=",", groups=" ."),
+    }
     return {
         f"{name}, {context}, {named} rules": CausalQwenProcessor(tokenizer, number_context=context, number_rules=rule)
         for name, tokenizer in tokenizers.items()

@@ -106,9 +106,8 @@ class BoundDecoding:
         if stream in self._ahead:
             first, draws = self._ahead[stream]
             index, count = places[0] - first[0], _AHEAD
-            if 0 <= index < draws.shape[1] and {here - there for here, there in zip(places, first, strict=True)} == {
-                index
-            }:
+            together = all(here - there == index for here, there in zip(places, first, strict=True))
+            if together and 0 <= index < draws.shape[1]:
                 return draws[:, index : index + 1]
         self._ahead[stream] = (places, self._draw(stream, positions + torch.arange(count, device=positions.device)))
         return self._ahead[stream][1][:, :1]
@@ -168,17 +167,12 @@ class Drawn:
 
     def __init__(self, bound: BoundDecoding, positions: Tensor) -> None:
         self.bound, self.positions, self.plan = bound, positions, bound.plan
-        self.off, self.by_loc, self.races = (
-            self.plan.noise == "off",
-            self.plan.decision != "ovr",
-            self.plan.own != "marginal",
-        )
+        self.off = self.plan.noise == "off"
+        self.by_loc = self.plan.decision != "ovr"
+        self.races = self.plan.own != "marginal"
         self.moves = self.plan.individual_mode != "marginal" or self.plan.noise not in ("marginal", "off")
-        self.restricts, self.temperature, self.every_score = (
-            self.plan.restricts,
-            self.plan.temperature,
-            bound.every_score,
-        )
+        self.restricts, self.temperature = self.plan.restricts, self.plan.temperature
+        self.every_score = bound.every_score
 
     def counters(self) -> tuple[Tensor, Tensor]:
         """Seeds and positions int64 [B S] by which own noise is drawn."""

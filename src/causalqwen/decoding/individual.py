@@ -30,11 +30,6 @@ class Observed:
     method: str = "mode"
     choices: int = 0
 
-    @classmethod
-    def read(cls, told: dict[str, Any]) -> "Observed":
-        """From a file; what a sampler once said of itself is left out."""
-        return cls(**{name: known for name, known in told.items() if name not in ("rhat", "effective")})
-
 
 @dataclass(frozen=True, eq=False)
 class Individual:
@@ -152,7 +147,7 @@ class Individual:
         """Read what `save` wrote; ValueError names a file that holds no individual."""
         about, tensors = load_tensors(path, "individual")
         try:
-            evidence = tuple(map(Observed.read, about.get("evidence", [])))
+            evidence = tuple(Observed(**each) for each in about.get("evidence", []))
             return cls(name=about.get("name", ""), evidence=evidence, **tensors)
         except (TypeError, ValueError) as error:  # of a later version
             raise ValueError(f"{path} holds no individual that can be read here: {error}") from None

@@ -183,7 +183,7 @@ class Population:
         """Read what `save` wrote; ValueError names a file that holds no population."""
         about, tensors = load_tensors(path, "population")
         try:
-            evidence = [tuple(map(Observed.read, of_person)) for of_person in about["evidence"]]
+            evidence = [tuple(Observed(**each) for each in of_person) for of_person in about["evidence"]]
             of_numbers = tensors.get("numbers")
             return cls(about["names"], tensors["draws"], about["facts"], evidence, of_numbers)
         except (KeyError, TypeError) as error:

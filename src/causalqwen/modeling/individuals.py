@@ -252,9 +252,8 @@ def _hear(model: GraftedModel, people: Iterable[Observations]) -> list[tuple[Rea
 
 def _texts_and_choices(said: Observations) -> tuple[list[str | Observation], list[Choice]]:
     given = [said] if isinstance(said, str | Observation | Choice) else list(said)
-    return [item for item in given if not isinstance(item, Choice)], [
-        item for item in given if isinstance(item, Choice)
-    ]
+    choices = [item for item in given if isinstance(item, Choice)]
+    return [item for item in given if not isinstance(item, Choice)], choices
 
 
 @torch.no_grad()

@@ -36,7 +36,7 @@ from causalqwen.modeling.encoded import (
 )
 from causalqwen.modeling.ends import NumberEnds
 from causalqwen.modeling.reader import MARKS
-from causalqwen.numbers import FIRST_RULES, NumberRules, NumberStyle, find_numbers, format_number, spaced
+from causalqwen.numbers import NumberRules, NumberStyle, find_numbers, format_number, spaced
 from causalqwen.numbers.grammar import money_inside
 
 SLOT = "\ufdd0NUM\ufdd1"  # two Unicode noncharacters around a name: not for interchange, so no text holds it
@@ -55,7 +55,7 @@ class CausalQwenProcessor(ProcessorMixin):
         tokenizer: a fast tokenizer, unmodified.
         num_token_id: id of `<NUM>` in `input_ids`; the tokenizer's next free id by default.
         chat_template: as in transformers.
-        number_rules: which numbers of a text are read; kept with a checkpoint (one that has none goes on with `FIRST_RULES`).
+        number_rules: which numbers of a text are read; kept with a checkpoint.
         number_context: what stands in the context for a number, see `modeling.context`; that of the model's configuration.
     """
 
@@ -133,13 +133,6 @@ class CausalQwenProcessor(ProcessorMixin):
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoProcessor") -> None:
         """Nothing, as for `CausalQwenConfig`."""
-
-    @classmethod
-    def get_processor_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> tuple[dict, dict]:
-        settings, kwargs = super().get_processor_dict(pretrained_model_name_or_path, **kwargs)
-        if "num_token_id" in settings:
-            settings.setdefault("number_rules", FIRST_RULES.to_dict())
-        return settings, kwargs
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> "CausalQwenProcessor":  # type: ignore[override] # passed on

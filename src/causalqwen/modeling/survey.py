@@ -57,11 +57,13 @@ def fill(prompt: str, known: Mapping[str, Any]) -> str:
 class Question:
     """What everybody is asked.
 
-    prompt: the text that an answer follows; "{age}" stands for a fact of whoever is asked, "{name}" for their name; braces
-    around anything else are text as they stand. options: words to choose from; or numbers, or words that stand for numbers
-    ({"never": 1, "often": 2}), whose probabilities are the value head's; None where the answer is any number. name: of the
-    column of answers; the prompt by default. max_new_tokens: given where the answer is a text, which has so many tokens at
-    most.
+    Args:
+        prompt: the text that an answer follows; "{age}" stands for a fact of whoever is asked, "{name}" for their name. Braces
+            around anything else are text as they stand.
+        options: words to choose from; or numbers, or words that stand for numbers ({"never": 1, "often": 2}), whose
+            probabilities are the value head's. None where the answer is any number.
+        name: of the column of answers; the prompt by default.
+        max_new_tokens: given where the answer is a text, which has so many tokens at most.
     """
 
     prompt: str

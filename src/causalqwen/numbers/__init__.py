@@ -11,12 +11,11 @@ from causalqwen.numbers.rendering import (
     round_significant,
     spaced,
 )
-from causalqwen.numbers.rules import FIRST_RULES, KINDS, PROTECTED, NumberRules
+from causalqwen.numbers.rules import KINDS, PROTECTED, NumberRules
 from causalqwen.numbers.transforms import ValueTransform, symlog
 
 __all__ = [
     "CRPS_LEVELS",
-    "FIRST_RULES",
     "KINDS",
     "PLAIN",
     "PROTECTED",

@@ -61,7 +61,3 @@ class NumberRules:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for a configuration file."""
         return asdict(self)
-
-
-FIRST_RULES = NumberRules(kinds=("number",), protected=PROTECTED[1:], groups=",")
-"""What a checkpoint without rules was trained with."""

@@ -86,10 +86,8 @@ class ExampleRows(torch.utils.data.Dataset):
     """Examples for a data loader, padded with pad_token_id. class_names: as of `collate_tokens`."""
 
     def __init__(self, examples: Sequence[Example], pad_token_id: int, class_names: Sequence[str]) -> None:
-        self.examples, self.collate = (
-            examples,
-            partial(collate_tokens, pad_token_id=pad_token_id, class_names=class_names),
-        )
+        self.examples = examples
+        self.collate = partial(collate_tokens, pad_token_id=pad_token_id, class_names=class_names)
 
     def __len__(self) -> int:
         return len(self.examples)

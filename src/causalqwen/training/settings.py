@@ -24,9 +24,12 @@ from causalqwen.numbers.transforms import TRANSFORMS
 class Stage:
     """What every stage has.
 
-    epochs: passes over the rows. batch_size: rows per step. accumulation: steps per update. learning_rate: peak of a warm-up
-    (`warmup`, a share of the updates) and cosine schedule. weight_decay: of the value branch's matrices and of adapters.
-    patience: evaluations without a better loss before stopping, 0 for never; the best state is kept.
+    Args:
+        epochs: passes over the rows. batch_size: rows per step. accumulation: steps per update.
+        learning_rate: peak of a warm-up (`warmup`, a share of the updates) and cosine schedule.
+        weight_decay: of the value branch's matrices and of adapters.
+        patience: stop after so many evaluations without a better value likelihood (for the heads, L_cls) on the evaluation
+            rows (0: never); the best state is kept.
     """
 
     epochs: Count = 40
@@ -51,10 +54,14 @@ class Stage:
 class ValueStage(Stage):
     """Stage 1: the value branch, the value head and `<NUM>`'s own row and threshold, on features kept on disk.
 
-    standardize: fit the mean and standard deviation by which the branch reads the features. center: start at the centre of the
-    value axis, with the spread of the training values, as rows that name individuals always do, and not at W_reg times the
-    average features. scalar_learning_rate: of single numbers, which have to move further than any weight: the copy head's
-    biases and, where rows name individuals, the noise's scale and the value head's bias.
+    The backbone and everything that text reads stay frozen: a text without numbers stays as it was, bit for bit.
+
+    Args:
+        standardize: fit the mean and standard deviation by which the branch reads the features.
+        center: start at the centre of the value axis, with the spread of the training values, and not at W_reg times the
+            average features. Rows that name individuals always start there.
+        scalar_learning_rate: the rate of single numbers, which have to move further than any weight: the copy head's biases
+            and, where rows name individuals, the noise's scale and the value head's bias.
     """
 
     standardize: bool = True
@@ -73,16 +80,18 @@ class HeadStage(Stage):
     """The heads on L_cls of the whole vocabulary, on features kept on disk: the documents' own training (overview 2.5).
 
     It trains abduction, noise and threshold beside all that stage 1 trains. With W_cls and b_cls, by choice, it is
-    the documents' first stage (architecture 4.3.1). It moves the language, and not for the better (experiments 5).
+    the documents' first stage (architecture 4.3.1). It moves the language, and not for the better (experiments 5). Train
+    values instead, unless this stage is what you study.
 
-    score_matrix: "kept": the backbone's lm_head stays as it is (a matrix of the model's own is trained); "own": the model
-        gets W_cls and b_cls of its own, see `own_scores`, and the backbone stays bit for bit; "shared": lm_head itself is
-        trained. Where that is tied to the embedding, features move with it, and the stage reads tokens.
-    negatives: wrong tokens per step, a weighted sample whose loss and gradient are those of all in expectation (theory 3.7);
-        0 for all.
-    domain: train only the abduction network of this domain, which is made if it is not there; all else stays bit for bit
-        (overview 2.3). domain_layers: its hidden layers. domain_limit: of its divergence from the base at every position,
-        null for none.
+    Args:
+        score_matrix: "kept": the backbone's lm_head stays as it is (a matrix of the model's own is trained); "own": the model
+            gets W_cls and b_cls of its own, see `own_scores`, and the backbone stays bit for bit; "shared": lm_head itself is
+            trained. Where that is tied to the embedding, features move with it, and the stage reads tokens.
+        negatives: wrong tokens per step, a weighted sample whose loss and gradient are those of all of them in
+            expectation (theory 3.7); 0 for all.
+        domain: train only the abduction network of this domain, which is made if it is not there; action law, base and
+            value head stay bit for bit (overview 2.3). domain_layers: its hidden layers. domain_limit: of its divergence
+            from the base at every position, null for none.
     """
 
     epochs: Count = 1
@@ -112,12 +121,13 @@ class TokenStage(Stage):
     """A stage that moves the backbone, and therefore reads tokens; it trains all that stage 1 trains as well, and `<NUM>`'s
     input row and direction.
 
-    whole_vocabulary: train on L_cls of all tokens. By default `<NUM>`'s own term alone is trained, because rows with
-        numbers should not teach words (theory 4). negatives: wrong tokens per step, see `HeadStage`.
-    anchor: weight of KL(backbone || model) on plain text, which holds the language in place where training would
-        move it (experiments 5); 0 for none. anchor_text: a file of that text, None for the speeches that come along.
-        anchor_tokens: of it per step.
-    direction: train w, the direction of numbers; False keeps it as it started (overview 2.1 allows both).
+    Args:
+        whole_vocabulary: train on L_cls of all tokens. By default `<NUM>`'s own term alone is trained, because rows with
+            numbers should not teach words (theory 4). negatives: wrong tokens per step, see `HeadStage`.
+        anchor: weight of KL(backbone || model) on plain text, which holds the language in place where training would
+            move it (experiments 5); 0 for none. anchor_text: a file of that text, None for the speeches that come along.
+            anchor_tokens: of it per step.
+        direction: train w, the direction of numbers; False keeps it as it started (overview 2.1 allows both).
     """
 
     epochs: Count = 1
@@ -136,7 +146,11 @@ class TokenStage(Stage):
 
 @dataclass(frozen=True)
 class LoraStage(TokenStage):
-    """Stage 2: LoRA adapters in the linear layers that `target_modules` names, merged at the end."""
+    """Stage 2: LoRA adapters in the backbone, merged at the end.
+
+    Args:
+        rank, alpha, dropout: of the adapters. target_modules: names of the linear layers that get one.
+    """
 
     rank: Count = 8
     alpha: Positive = 16
@@ -146,9 +160,11 @@ class LoraStage(TokenStage):
 
 @dataclass(frozen=True)
 class BackboneStage(TokenStage):
-    """The backbone's own weights, at a learning rate of their own; `learning_rate` is that of the heads (architecture 4.3.1).
+    """The backbone's own weights, at a learning rate of their own (architecture 4.3.1).
 
-    layers: how many of its last layers; 0 for all of it, embeddings and vocabulary matrix too.
+    Args:
+        layers: how many of its last layers; 0 for all of it, embeddings and vocabulary matrix too.
+        backbone_learning_rate: theirs; `learning_rate` is that of the heads.
     """
 
     learning_rate: NotNegative = 1e-4
@@ -169,22 +185,25 @@ STAGES: dict[str, type[Stage]] = {
 class TrainSettings:
     """A run: what to fit before, which stages to train, what to report.
 
-    value_transform: "affine", "symlog", "log" or "quantile", fitted to the training values, or "identity"; "keep" for the
-        model's own; "auto": chosen with `values`, else affine, or the model's own where it has learned values already.
-    support: where values can lie: "auto" for what the training values show (`Support.seen_in`), [low, high] or
-        [low, high, step], null for an end that is open; null for anywhere.
-    class_transforms: fit it to each class's own values instead: one model of quantities in different units. Every row with
-        a number then names its `class`, and so does whoever asks for one.
-    values, heads, lora, backbone: the stages, None for one that is left out. values "auto": see `ChosenStage`.
-    recalibrate: fit the intervals' levels on the evaluation rows at the end.
-    max_grad_norm: gradients of an update are scaled down to this length; 0 leaves them.
-    logging_steps: updates between two records of train/*. evaluations: how often per stage eval/* is taken and
-        a checkpoint written, from which a killed run can be resumed.
-    assistant_only_loss: of messages, learn only what the assistant says; read where rows are encoded.
-    bf16: take the backbone's matrix products in bfloat16 (autocast); weights, heads and losses stay as they are. "auto":
-        where numbers alone are trained and this machine is faster so (`bf16_pays`).
-    report_to: trackers beside the JSONL file: tensorboard, wandb, trackio, mlflow.
-    fsdp: on many ranks, spread the parameters over them (FSDP2) instead of a copy on each (DDP); nothing on one.
+    Args:
+        value_transform: "affine", "symlog", "log" or "quantile", fitted to the training values, or "identity"; "keep" for the
+            model's own; "auto": chosen with `values`, else affine, or the model's own where it has learned values already. See
+            `ValueTransform`.
+        support: where values can lie: "auto" for what the training values show (`Support.seen_in`), [low, high] or
+            [low, high, step], null for an end that is open; null for anywhere.
+        class_transforms: fit it to each class's own values instead: one model of quantities in different units. Every row with
+            a number then names its `class`, and so does whoever asks for one.
+        values: stage 1, or None to leave it out; "auto": see `ChosenStage`; settings that the graft was given are kept.
+        heads: the heads' stage after it, or None. lora: stage 2, or None. backbone: the backbone's own weights, or None.
+        recalibrate: fit the intervals' levels on the evaluation rows at the end.
+        max_grad_norm: gradients of an update are scaled down to this length; 0 leaves them.
+        logging_steps: updates between two records of train/*. evaluations: how often per stage eval/* is taken and
+            a checkpoint written, from which a killed run can be resumed.
+        assistant_only_loss: of messages, learn only what the assistant says; read where rows are encoded.
+        bf16: take the backbone's matrix products in bfloat16 (autocast); weights, heads and losses stay as they are. "auto":
+            where numbers alone are trained and this machine is faster so (`bf16_pays`).
+        report_to: trackers beside the JSONL file: tensorboard, wandb, trackio, mlflow.
+        fsdp: on many ranks, spread the parameters over them (FSDP2) instead of a copy on each (DDP); nothing on one.
     """
 
     seed: Seed = 0

@@ -281,11 +281,9 @@ class CausalTrainer(Trainer):
         for key, value in scores["metrics"].items():
             if key == "classes":
                 continue  # theirs are told when the run ends
-            of_levels = (
-                {f"_{level}": share for level, share in value.items()} if isinstance(value, dict) else {"": value}
-            )
+            of_levels = value.items() if isinstance(value, dict) else [("", value)]
             name = {"mae": "reg_mae", "median_error": "reg_mdae"}.get(key, key)
-            metrics |= {f"eval_{name}{level}": one for level, one in of_levels.items()}
+            metrics |= {f"eval_{name}_{level}".removesuffix("_"): one for level, one in of_levels}
         self.log(metrics)
         self.log_dist(scores["dist"])
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

@@ -19,11 +19,8 @@ Texts = list[list[Context]]
 """The texts of one person: each text as its windows; what is shorter than a window stands with others of its kind."""
 
 FEWEST = 5  # people that voices are learned from at least
-_BATCH, _HEARD, _TEXTS = (
-    8,
-    1024,
-    6,
-)  # windows of a step; tokens of a text, and texts of everybody, that somebody is heard by
+_BATCH = 8  # windows of a step
+_HEARD, _TEXTS = 1024, 6  # tokens of a text, and texts of everybody, that somebody is heard by
 _MEAN_RATE, _RATE, _SHIFT_RATE = 2e-3, 0.02, 5e-4
 _COMPONENTS, _CAUTION, _REACH = 200, 30.0, 2.0
 """Settings of the closed form: components of gradients, how many times less it trusts them than independent words deserve, and
