@@ -84,7 +84,7 @@ class GraftModules:
     training: bool
     get_output_embeddings: Any
     ovr_impl: str = "auto"  # how the OvR loss is computed where no scores are kept: see `linear_ovr_loss`
-    number_class: str | None = None  # the class of numbers that are not said to be of another; neither is kept
+    number_class: str | None = None  #: class of numbers that are not said to be of another; kept in no checkpoint
 
     @property
     def copies(self) -> bool:
