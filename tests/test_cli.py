@@ -136,6 +136,9 @@ def test_generate_streams_text_or_prints_json(trained, tmp_path):
     assert run(*arguments, "--preset", "softmax", "--seed", 1, "--top-k", 5, "--top-p", 0.9).stdout
     assert run(*arguments, "--preset", "persona", "--temperature", 0.3, "--top-p", 0.9, "--top-k", 40).stdout
     assert run(*arguments, "--chat").stdout
+    causal = (*arguments, "--preset", "causal", "--seed", 3)
+    assert run(*causal, "--decision", "loc").stdout and run(*causal, "--decision", "ovr").stdout == text
+    assert "unknown decision 'best'; use one of ovr, loc, softmax" in run(*causal, "--decision", "best", code=1).stderr
     only = ("generate", "--model", trained, "--prompt", " ", "--max-new-tokens", 2, "--seed", 1, "--json")
     assert json.loads(run(*only).stdout)["text"].startswith(" ")
 

@@ -36,6 +36,7 @@ from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.batches import FactRows
 from causalqwen.training.features import COLUMNS, REST, facts_key, known_of_number
 from causalqwen.training.scores import individual_prob_sums
+from causalqwen.training.settings import STAGES
 from causalqwen.training.trainer import MetricsFile, TrainedForCausalLM, last_checkpoint
 from conftest import graft_tiny
 
@@ -211,6 +212,43 @@ def test_the_heads_learn_from_kept_features(tiny_tokenizer, tmp_path, negatives)
     assert min(value for _, value in curve(tmp_path / "run", "eval/cls_loss")) == pytest.approx(scores["cls_loss"])
     for name, tensor in model.backbone.state_dict().items():
         assert torch.equal(tensor, before[name])
+
+
+@pytest.mark.parametrize("stage", ["heads", "lora", "backbone"])
+@pytest.mark.parametrize("start", ["minimal", "faithful"])
+def test_what_teaches_words_moves_abduction_noise_and_thresholds(tiny_tokenizer, tmp_path, stage, start):
+    """Every tensor of theirs, noise and thresholds by about a share of their size an update."""
+    model = graft_tiny("llama", tiny_tokenizer, start=start, token_thresholds=0.01)
+    parts = {name: tensor for name, tensor in model.named_parameters() if name.startswith(("abduction.", "action."))}
+    before = {name: tensor.clone() for name, tensor in parts.items()}
+    settings = {"epochs": 2, "batch_size": 8, "warmup": 0.0, "noise_learning_rate": 0.05}
+    settings |= {"heads": {}, "lora": {"whole_vocabulary": True}, "backbone": {"whole_vocabulary": True}}[stage]
+    train(
+        model,
+        examples(model, 40),
+        [],
+        tmp_path / "run",
+        TrainSettings(values=None, **{stage: STAGES[stage](**settings)}),
+    )
+    still = {name for name, tensor in parts.items() if torch.equal(tensor, before[name])}
+    assert still <= {"action.value_head.bias", "action.value_head.weight", "abduction.loc_net.bias"}
+    unit = model.config.initial_noise or model.config.initial_scale
+    moved = (parts["action.b_noise"] - before["action.b_noise"]).abs().max() / unit
+    assert 0.1 < moved < 0.5  # ten updates of a cosine schedule
+
+
+def test_the_documents_own_training_is_one_word(tiny_tokenizer, tmp_path):
+    """Everything is trained, values stay as they are, and a loss is weighed by P_NUM with its gradient."""
+    model = graft_tiny("llama", tiny_tokenizer, start="documents")
+    config = model.config
+    assert (config.value_branch, config.gate_alpha, config.gate_detach) == (False, 0.0, False)
+    assert (model.value_branch, config.value_transform) == (None, None)
+    before = {name: tensor.clone() for name, tensor in model.named_parameters()}
+    train(model, examples(model, 24), [], tmp_path / "run", TrainSettings.from_yaml("documents"))
+    named = dict(model.named_parameters())
+    still = {name for name in before if torch.equal(named[name], before[name])}
+    assert still == {"action.b_noise"}  # |b| has no slope at 0, where overview 4 starts it
+    assert model.value_transform.kind == "identity" and model.config.interval_levels is None
 
 
 def test_the_heads_learn_from_text_without_numbers(tiny_tokenizer, tmp_path):

@@ -67,7 +67,7 @@ def train(
     evaluation: Annotated[
         Path | None, Option("--eval", help="Rows that are held out and scored; gradients choose and calibrate by them.")
     ] = None,
-    config: Annotated[Path | None, Option(help="YAML file of settings (see docs/training.md).")] = None,
+    config: Annotated[Path | None, Option(help="YAML file of settings (docs/training.md), or `documents`.")] = None,
     resume: Annotated[bool, Option(help="Go on with a stopped run in the same output folder.")] = False,
     device: Device = "auto",
     as_json: AsJson = False,

@@ -18,6 +18,10 @@ def generate(
     model: Model,
     prompt: Annotated[str, Option(help="Text to go on from.")],
     preset: Annotated[str, PRESET] = "standard",
+    decision: Annotated[
+        str | None,
+        Option(help="ovr: the greatest P_k (one-vs-rest); loc: the greatest loc_S. By default the preset's."),
+    ] = None,
     seed: Annotated[int | None, Option(help="Same seed, same text.")] = None,
     max_new_tokens: Annotated[int, Option(min=1, help="Tokens to write at most.")] = 64,
     temperature: Annotated[
@@ -40,7 +44,8 @@ def generate(
     from causalqwen.modeling.loading import load_model
 
     refuse(not prompt, "the prompt is empty")
-    plan = _plan(preset, seed, temperature, individual, save_individual is not None)
+    is_saved = save_individual is not None
+    plan = _plan(preset, individual, is_saved, seed, temperature=temperature, decision=decision)
     how: dict[str, Any] = {name: value for name, value in (("top_k", top_k), ("top_p", top_p)) if value is not None}
     loaded = load_model(model, device)
     processor, text = loaded.processor, prompt
@@ -59,17 +64,17 @@ def generate(
         show({"prompt": prompt, "preset": preset, "seed": seed, "text": written, "numbers": numbers}, "", True)
 
 
-def _plan(preset: str, seed: int | None, temperature: float | None, individual: Path | None, is_saved: bool) -> Any:
+def _plan(preset: str, individual: Path | None, is_saved: bool, seed: int | None, **given: Any) -> Any:
     """The plan that the options of `generate` ask for. ValueError for one of them that would do nothing."""
     from causalqwen import CausalDecoding, Individual
 
-    settings: dict[str, Any] = {"seed": seed, "temperature": 1.0 if temperature is None else temperature}
+    settings = {"seed": seed} | {name: value for name, value in given.items() if value is not None}
     if individual is not None:
         settings["individual"] = Individual.load(individual)
     plan = CausalDecoding.preset(preset, **settings)
     draws = plan.draws or plan.decision == "softmax"
     still = f"--temperature does nothing with the preset {preset}, which draws nothing that it could change: "
-    refuse(temperature is not None and not draws, f"{still}use sample, persona or softmax")
+    refuse("temperature" in settings and not draws, f"{still}use sample, persona or softmax")
     refuse(is_saved and seed is None, "--save-individual keeps the individual of a seed: give --seed")
     nobody = f"--save-individual: the preset {preset} draws nobody for the whole text, so that there is nobody to save"
     refuse(is_saved and plan.individual != "sequence", nobody)

@@ -37,7 +37,8 @@ STARTS: dict[str, dict[str, Any]] = {
         "vocabulary_family": "gaussian",
         "number_context": "digits",
     },
-    # overview 4: a wide U, no noise, thresholds that hardly anything passes, w normalised.
+    # overview 4: a wide U, no noise, thresholds that hardly anything passes, w normalised; a value is read from U itself, and
+    # its loss weighed by P_NUM, gradient and all (overview 2.5).
     "documents": {
         "score_scale": "documents",
         "scale_activation": "softplus",
@@ -45,6 +46,9 @@ STARTS: dict[str, dict[str, Any]] = {
         "initial_noise": 0.0,
         "initial_threshold": 100.0,
         "normalize_direction": True,
+        "value_branch": False,
+        "gate_alpha": 0.0,
+        "gate_detach": False,
     },
     # minimal version: softplus(0), a little noise, thresholds at 0.
     "minimal": {
@@ -53,6 +57,9 @@ STARTS: dict[str, dict[str, Any]] = {
         "initial_scale": 0.6931471805599453,
         "initial_noise": 0.1,
         "initial_threshold": 0.0,
+        "value_branch": False,
+        "gate_alpha": 0.0,
+        "gate_detach": False,
     },
     # The author's comments on overview 4: nothing wide, nothing zero, w like any weight, one constant that is learned for C.
     "ordinary": {

@@ -51,7 +51,8 @@ def score_tokens(
         are scored under the mixture, and `copied` is the share of them whose answer is a number of the context (more than half
         of the probability). Where classes are named, `classes` holds the scores of each by name (`score_classes`; own_levels:
         whether it has levels of its own). Where a domain is asked, domain_divergence and its largest value: D(U, U_base).
-        `dist`: mean, median, std and iqr of loc_U, scale_U and |b_noise|, and the median sum of P_k, keys as in overview 5.4;
+        `dist`: mean, median, std and iqr of loc_U, scale_U and |b_noise|, ||b_noise|| / ||scale_U|| (noise_to_scale; lengths a
+        coordinate), and the median sum of P_k, keys as in overview 5.4;
         beside it that of one drawn individual (`individual_prob_sums`), at 64 positions of each block, if `watched`.
         `values`: loc, scale (on the axis) and value of every number, float64 [n] each, for plots and rivals, and interval
         [n, 3], the median and both ends at 90%, in the data's units; where the model copies, also `stands`, whether the value
@@ -94,6 +95,9 @@ def _states(column: dict[str, Tensor], noise: Tensor) -> dict[str, float]:
     dist: dict[str, float] = {}
     for name, sample in (("U_loc", column["U_loc"]), ("U_scale", column["U_scale"]), ("noise", noise)):
         dist |= {f"{name}_{key}": number for key, number in _statistics(sample).items()}
+    dist["noise_to_scale"] = float(
+        noise.double().square().mean().sqrt() / column["U_scale"].double().square().mean().sqrt()
+    )
     dist["ovr_prob_sum_median"] = column["prob_sum"].median().item()
     if "individual_sum" in column:
         dist["ovr_prob_sum_individual_median"] = column["individual_sum"].double().median().item()

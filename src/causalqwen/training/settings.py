@@ -92,6 +92,7 @@ class HeadStage(Stage):
         domain: train only the abduction network of this domain, which is made if it is not there; action law, base and
             value head stay bit for bit (overview 2.3). domain_layers: its hidden layers. domain_limit: of its divergence
             from the base at every position, null for none.
+        noise_learning_rate: of |b_noise| and the thresholds, in shares of their size: they have further to go than a weight.
     """
 
     epochs: Count = 1
@@ -103,6 +104,7 @@ class HeadStage(Stage):
     domain: str | None = None
     domain_layers: Whole = 0
     domain_limit: Positive | None = 0.1
+    noise_learning_rate: NotNegative = 0.01
 
     needs = {"domain": ("domain_layers", "domain_limit")}  # noqa: RUF012
 
@@ -122,8 +124,10 @@ class TokenStage(Stage):
     input row and direction.
 
     Args:
-        whole_vocabulary: train on L_cls of all tokens. By default `<NUM>`'s own term alone is trained, because rows with
-            numbers should not teach words (theory 4). negatives: wrong tokens per step, see `HeadStage`.
+        whole_vocabulary: train on L_cls of all tokens, and with it abduction, noise and thresholds too: everything at once, as
+            in the documents' second stage (architecture 4.3.1). By default `<NUM>`'s own term alone is trained, because rows
+            with numbers should not teach words (theory 4). negatives: wrong tokens per step, see `HeadStage`.
+            abduction_learning_rate: of the abduction network. noise_learning_rate: see `HeadStage`.
         anchor: weight of KL(backbone || model) on plain text, which holds the language in place where training would
             move it (experiments 5); 0 for none. anchor_text: a file of that text, None for the speeches that come along.
             anchor_tokens: of it per step.
@@ -136,12 +140,17 @@ class TokenStage(Stage):
     weight_decay: NotNegative = 0.0
     whole_vocabulary: bool = False
     negatives: Whole = 0
+    abduction_learning_rate: NotNegative = 1e-4
+    noise_learning_rate: NotNegative = 0.01
     anchor: NotNegative = 0.0
     anchor_text: str | None = None
     anchor_tokens: Count = 128
     direction: bool = True
 
-    needs = {"whole_vocabulary": ("negatives",), "anchor": ("anchor_text", "anchor_tokens")}  # noqa: RUF012
+    needs = {  # noqa: RUF012
+        "whole_vocabulary": ("negatives", "abduction_learning_rate", "noise_learning_rate"),
+        "anchor": ("anchor_text", "anchor_tokens"),
+    }
 
 
 @dataclass(frozen=True)
@@ -179,6 +188,9 @@ STAGES: dict[str, type[Stage]] = {
     "backbone": BackboneStage,
 }
 """By name, in the order in which they run."""
+
+SHIPPED = {"documents": Path(__file__).with_name("documents.yaml")}
+"""Settings files that come with the package, by name."""
 
 
 @dataclass(frozen=True)
@@ -267,8 +279,9 @@ class TrainSettings:
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "TrainSettings":
-        """Settings from a YAML file; ValueError names an unknown key and what it may have meant."""
-        path = Path(path)
+        """Settings from a YAML file, or "documents" for the original design's own training (`documents.yaml` beside this file);
+        ValueError names an unknown key and what it may have meant."""
+        path = SHIPPED.get(str(path), Path(path))
         if not path.is_file():
             raise FileNotFoundError(f"{path} is not a file")
         try:

@@ -31,7 +31,7 @@ from causalqwen.training.batches import ExampleRows, FactRows, class_code
 from causalqwen.training.closed_form import LEAST_SPREAD
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
 from causalqwen.training.scores import joint_losses, score_tokens
-from causalqwen.training.settings import HeadStage, LoraStage, TrainSettings
+from causalqwen.training.settings import HeadStage, LoraStage, TokenStage, TrainSettings
 from causalqwen.training.trainer import BriefTrainer, CausalTrainer, MetricsFile, TrainedForCausalLM, last_checkpoint
 
 _DIRECTIONS = 8  # in which an individual may turn around from context to context, under a Gaussian law
@@ -324,7 +324,7 @@ def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore) -> None
 
 
 def _train_heads(run: Run) -> None:
-    model, stage = run.model, run.settings.heads
+    model, stage, rates = run.model, run.settings.heads, None
     if stage.score_matrix == "own" and model.score_head is None:
         own_scores(model)
     if stage.domain is not None:
@@ -336,17 +336,13 @@ def _train_heads(run: Run) -> None:
         model.abduction.domains[stage.domain].requires_grad_(True)
     else:
         _train_numbers_only(model)
-        action = model.action
-        parts = (model.abduction, action.b_noise, action.threshold, action.token_thresholds, model.score_head)
-        for part in parts:
-            if part is not None:
-                part.requires_grad_(True)
+        rates = _open_language(model, stage)
     lm_head, table = model.backbone.get_output_embeddings(), model.backbone.get_input_embeddings()
     if stage.score_matrix == "shared":
         lm_head.requires_grad_(True)
         if lm_head.weight is table.weight:  # features move with it
             trained = TrainedForCausalLM(model, heads=True, negatives=_sampled(run, stage.negatives))
-            return _run_on_tokens(run, "heads", trained, best="eval_cls_loss")
+            return _run_on_tokens(run, "heads", trained, best="eval_cls_loss", rates=rates)
     train_store, eval_store = run.train_facts(), run.eval_facts()
     trained = TrainedForCausalLM(model, heads=True, negatives=_sampled(run, stage.negatives, train_store.facts))
     rows = FactRows(train_store, classes=_class_codes(run))
@@ -354,7 +350,19 @@ def _train_heads(run: Run) -> None:
     def scores(model: CausalQwenForCausalLM) -> dict[str, Any]:
         return run.scores(model, eval_store.renewed(model, split=True))
 
-    return _run_stage(run, "heads", trained, rows, scores, best="eval_cls_loss")
+    return _run_stage(run, "heads", trained, rows, scores, best="eval_cls_loss", rates=rates)
+
+
+def _open_language(model: CausalQwenForCausalLM, stage: HeadStage | TokenStage) -> dict[str, float]:
+    """Let abduction, |b_noise|, the thresholds and a W_cls of the model's own be trained too; the rates of noise and thresholds
+    by name, `noise_learning_rate` of what they start as, or of gamma and 1 where that is 0."""
+    action, config = model.action, model.config
+    size = max(abs(config.initial_threshold), 1.0)
+    sizes = {"b_noise": config.initial_noise or config.initial_scale, "threshold": size, "token_thresholds": size}
+    for part in (model.abduction, *(getattr(action, name) for name in sizes), model.score_head):
+        if part is not None:
+            part.requires_grad_(True)
+    return {f"model.action.{name}": stage.noise_learning_rate * size for name, size in sizes.items()}
 
 
 def _sampled(run: Run, negatives: int, facts: TokenFacts | None = None) -> Tensor | None:
@@ -403,32 +411,36 @@ def add_adapters(backbone: torch.nn.Module, stage: LoraStage) -> Any:
 
 def _train_lora(run: Run) -> None:
     model, stage = run.model, run.settings.lora
-    trained = _reading_tokens(run, "lora")
+    trained, rates = _reading_tokens(run, "lora")
     torch.manual_seed(run.settings.seed)
     adapters = add_adapters(model.backbone, stage)
-    _run_on_tokens(run, "lora", trained)
+    _run_on_tokens(run, "lora", trained, rates=rates)
     adapters.merge_and_unload()
 
 
 def _train_backbone(run: Run) -> None:
     model, stage = run.model, run.settings.backbone
-    trained = _reading_tokens(run, "backbone")
+    trained, rates = _reading_tokens(run, "backbone")
     for module in decoder_layers(model.backbone)[-stage.layers :] if stage.layers else [model.backbone]:
         module.requires_grad_(True)
     own = (name for name, parameter in trained.named_parameters() if parameter.requires_grad)
-    rates = {name: stage.backbone_learning_rate for name in own if name.startswith("model.backbone.")}
+    rates |= {name: stage.backbone_learning_rate for name in own if name.startswith("model.backbone.")}
     _run_on_tokens(run, "backbone", trained, rates=rates)
 
 
-def _reading_tokens(run: Run, name: str) -> TrainedForCausalLM:
-    """What a stage trains that moves the backbone, made while the backbone is what it was."""
+def _reading_tokens(run: Run, name: str) -> tuple[TrainedForCausalLM, dict[str, float]]:
+    """What a stage trains that moves the backbone, made while the backbone is what it was, and the rates of its parts."""
     model, stage, text = run.model, getattr(run.settings, name), run.anchor_texts.get(name)
     _train_numbers_only(model)
     model.numeric_embedding.requires_grad_(True)
     model.numeric_embedding.direction.requires_grad_(stage.direction)
+    rates = dict[str, float]()
+    if stage.whole_vocabulary:
+        of_abduction = (f"model.abduction.{name}" for name, _ in model.abduction.named_parameters())
+        rates = _open_language(model, stage) | dict.fromkeys(of_abduction, stage.abduction_learning_rate)
     anchor = TextAnchor(model, text, stage.anchor_tokens) if text is not None else None
     sampled = _sampled(run, stage.negatives)
-    return TrainedForCausalLM(model, stage.whole_vocabulary, anchor, stage.anchor, negatives=sampled)
+    return TrainedForCausalLM(model, stage.whole_vocabulary, anchor, stage.anchor, negatives=sampled), rates
 
 
 def _run_on_tokens(run: Run, name: str, trained: TrainedForCausalLM, **settings: Any) -> None:
