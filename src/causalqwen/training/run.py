@@ -31,6 +31,7 @@ from causalqwen.training.axes import (
     check_classes,
     fit_axes,
     fit_levels,
+    numbers_learned,
     set_levels,
 )
 from causalqwen.training.choice_of_people import EVALUATIONS, ChoiceOfPeople, apply, choosing, is_open
@@ -195,7 +196,19 @@ def _finished(run: Run, numbers: LearnedNumbers, metrics: dict[str, Any], say: S
     }
     if "scale_deciles" in metrics and (uneven := uneven_coverage(metrics["scale_deciles"])):
         say(uneven)
+    if run.settings.values is not None and run.settings.support == "auto" and not run.model.value_axes.apart:
+        _say_support(run, say)
     return metrics
+
+
+def _say_support(run: Run, say: Say) -> None:
+    """Say beyond which ends no value is predicted, and which training row has the value nearest to each."""
+    support, number = run.model.value_transform.support, run.model.config.num_token_id
+    known = [(value, words) for words, value in numbers_learned(run.train_examples, number)]
+    for side, end, (value, words) in (("below", support.low, min(known)), ("above", support.high, max(known))):
+        if end is not None:
+            last = run.model.processor.tokenizer.decode([word for word in words if word != number]).strip()
+            say(f'no value {side} {end:g} is predicted: a row has {value:g} after "{last}" (`support: null` lifts it)')
 
 
 def _by_gradients(model: CausalQwenForCausalLM, settings: TrainSettings, examples: Sequence[Example]) -> TrainSettings:
