@@ -89,7 +89,7 @@ def test_a_voice_is_added_behind_each_layer(tiny, family, tiny_tokenizer):
         tiny.features(ids, voice=voices[1]).last_hidden_state[1], spoken[1], rtol=1e-5, atol=1e-5
     )
     assert (spoken - before).abs().max() > 0.1
-    with pytest.raises(ValueError, match="belongs to the backbone that it was heard by"):
+    with pytest.raises(ValueError, match="belongs to the backbone that it was inferred with"):
         tiny.features(ids, voice=voices[:, :1])
     assert torch.equal(tiny.features(ids).last_hidden_state, before)
 
@@ -163,7 +163,7 @@ def test_somebody_is_heard_by_the_score_of_their_words(tiny_llama, tiny_voices):
     assert who.evidence[0].gained == pytest.approx(gained + posterior.gained, abs=1e-3)
     assert who.evidence[0].directions == pytest.approx(directions, rel=1e-4)
     assert who.is_inferred and not who.knows_values
-    assert "heard at every depth" in str(who) and "nobody's in particular" in str(who)
+    assert "heard at every depth" in str(who) and "the population average's" in str(who)
 
 
 def test_what_voices_cannot_do_is_refused(tiny_llama, tiny_voices, tmp_path):

@@ -168,9 +168,9 @@ class Individual:
             f"({gained / max(tokens + values + choices, 1):.3f} each), {last.directions:.0f} directions determined"
         )
         if last.directions < 0.5:
-            text += ": hardly told apart from nobody in particular"
+            text += ": hardly apart from the population average"
         if not self.knows_values:
-            text += "; between words and numbers nothing was learned, so that their numbers are nobody's in particular"
+            text += "; between words and numbers nothing was learned, so their numbers are the population average's"
         return text + ")"
 
 

@@ -69,7 +69,7 @@ class Population:
         facts = {f"the fact {fact!r}": known for fact, known in self.facts.items()}
         for what, column in {**facts, "the evidence": self.evidence}.items():
             if len(column) != len(self.names):
-                raise ValueError(f"{what} is told of {len(column)} people, and they are {len(self.names)}")
+                raise ValueError(f"{what} is given for {len(column)} people, and they are {len(self.names)}")
 
     @classmethod
     def of(

@@ -111,5 +111,5 @@ def check_voice(voice: Tensor, layers: int, size: int) -> None:
     if tuple(voice.shape[-2:]) != (layers, size):
         raise ValueError(
             f"a voice for {voice.shape[-2]} layers of {voice.shape[-1]} does not fit a backbone that has {layers} of {size}: "
-            "a voice belongs to the backbone that it was heard by"
+            "a voice belongs to the backbone that it was inferred with"
         )

@@ -477,7 +477,7 @@ def _of_individual(chain: Chain, individual: Individual, prob: list[float], law:
             upper = torch.linalg.cholesky(individual.precision)
             open_ = torch.linalg.solve_triangular(upper, loadings.T, upper=False).square().sum(0)
             spread = (left.square() + open_).sqrt()
-        return [NumberPrediction(*row, law) for row in zip(loc.tolist(), spread.tolist(), prob, strict=True)]
+        return [NumberPrediction(*entry, law) for entry in zip(loc.tolist(), spread.tolist(), prob, strict=True)]
     known = law.stable.quantile(torch.special.ndtr(individual.likely(_MIXED)))
     locs = centre.unsqueeze(-1) + loadings @ known.T
     return [
