@@ -121,13 +121,13 @@ class GraftedModel(PreTrainedModel, laws.GraftModules, CausalGenerationMixin):
         align_parameters(model)
         return loaded
 
-    def save_pretrained(self, save_directory: Any, *, remote_code: bool = False, **kwargs: Any) -> None:  # type: ignore[override] # told by keyword
+    def save_pretrained(self, save_directory: Any, *, remote_code: bool = False, **kwargs: Any) -> None:  # type: ignore[override] # given by keyword
         """transformers' `save_pretrained` (safetensors); beside the weights the processor, a card (`modeling.card`) and
         checksums (`files.SUMS`), which `causalqwen doctor --scan` holds the files against.
 
         Args:
             remote_code: also a file of one import, by which transformers finds this library with `trust_remote_code=True` where
-                nobody imports it (`modeling.remote_code`).
+                no code imports it (`modeling.remote_code`).
 
         Raises:
             ValueError: a configuration that was set to what there is not; `push_to_hub`, which is a method of its own.
@@ -184,10 +184,10 @@ class GraftedModel(PreTrainedModel, laws.GraftModules, CausalGenerationMixin):
         voice: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """The backbone's own output on numerically aware embeddings; z is its `last_hidden_state` [B, S, H], with r behind it,
+        """The backbone's own output on numerically aware embeddings; z is its `last_hidden_state` [B, S, H], with r after it,
         [B, S, H + R], where numbers are read from the whole backbone (`read_backbone`).
 
-        What it sees is said by `seen`, and the names of a cache by `forward`. Where `bf16` is set, its matrix products are
+        What it sees is described by `seen`, and the names of a cache by `forward`. Where `bf16` is set, its matrix products are
         taken in bfloat16 (autocast). voice: the speaker's, [L, H], or one for each row, [B, L, H]: see `layer_shift.speaking`.
         """
         if (input_ids is None) == (inputs_embeds is None):

@@ -66,7 +66,7 @@ class Chain:
     """One pass through the chain at the features z [..., H] of some positions.
 
     draws: what a decoding plan draws at these positions; nothing by default. What is known already of a step is simply set:
-    `chain.threshold = ...`. features may be [..., H + R], with what the whole backbone tells behind z (`read_backbone`): the
+    `chain.threshold = ...`. features may be [..., H + R], with what the whole backbone tells after z (`read_backbone`): the
     value reader alone looks at it.
     """
 
