@@ -103,8 +103,8 @@ def causalqwen() -> type[models.ModelAPI]:
 
 @solver
 def number() -> Solver:
-    """Ask for the number after the sample's text: a grafted model for its law, any other for a text, asked to answer with a
-    number alone."""
+    """Ask for the number after the sample's text: a grafted model for its distribution, any other for a text, asked to answer
+    with a number alone."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         api = models.get_model().api
@@ -123,7 +123,7 @@ def number() -> Solver:
 
 @scorer(metrics={name: [mean(), stderr()] for name in ("crps", "error", "covered_90", "has_number")})
 def crps() -> Scorer:
-    """`rows.score_number` of the law, or of the text."""
+    """`rows.score_number` of the distribution, or of the text."""
 
     async def score(state: TaskState, target: Target) -> Score:
         answer = state.output.completion

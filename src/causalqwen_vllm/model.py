@@ -49,7 +49,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
 
     The decoder's layers may lie on several ranks, of which the last decides. Where values are read from the whole backbone
     (`read_backbone`), `forward` returns states of its layers after z, and the means of the cache are read in a step that
-    decides a number, or whose law is asked for, and in no other.
+    decides a number, or whose distribution is asked for, and in no other.
     """
 
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
@@ -243,8 +243,8 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
 
     @torch.inference_mode()
     def numbers_of(self, asked: Sequence[tuple[Request, int]]) -> list[dict[int, tuple[float, NumberPrediction]]]:
-        """By place, from a place of each request on: the value that was written, and the law that it came from with every draw
-        integrated out. Whether the last place holds a number is for the caller to know."""
+        """By place, from a place of each request on: the value that was written, and the distribution that it came from with
+        every draw integrated out. Whether the last place holds a number is for the caller to know."""
         found = [(request, request.may_be_numbers(since, self._whole)) for request, since in asked]
         lacking = (request for request, followed in found if any(map(request.lacks, followed)))
         for part in batches(lacking, LAWS_AT_ONCE):
@@ -255,8 +255,8 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
 
     @torch.inference_mode()
     def laws_of(self, places: Sequence[tuple[Request, int, Tensor]]) -> list[NumberPrediction]:
-        """The law of a number at each place of a request, from the features [H] that it follows from; of one individual and
-        class many are made at once."""
+        """The distribution of a number at each place of a request, from the features [H] that it follows from; of one
+        individual and class many are made at once."""
         alike: dict[tuple[int, str | None], list[int]] = {}
         for row, (request, _, _) in enumerate(places):
             alike.setdefault((id(request.options.individual), request.options.number_class), []).append(row)

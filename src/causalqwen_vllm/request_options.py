@@ -34,8 +34,8 @@ class RequestOptions:
     the draws of `softmax`. places: of their first digits, where vLLM gets no `<NUM>`; of a model that copies. key: under which
     its numbers are kept for whoever asks for them; "" for none. top_p: of the preset `softmax`, whose draws are those of
     `causalqwen serve`. number_class: of its numbers, as a model's own `number_class`. kept_from: the first place of which what
-    it follows from is kept under the key; None for none. laws: whether somebody asks for the law of a number where none is
-    decided, which a model that reads the whole backbone has to read at once.
+    it follows from is kept under the key; None for none. laws: whether somebody asks for the distribution of a number where
+    none is decided, which a model that reads the whole backbone has to read at once.
     """
 
     plan: CausalDecoding

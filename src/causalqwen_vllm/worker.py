@@ -21,8 +21,8 @@ class NumberWorker:
         return self.model_runner.get_model()  # type: ignore[attr-defined]
 
     def take_numbers(self, keys: list[str]) -> list[dict[str, dict[str, Any]]]:
-        """Per request, by the place of each number that was generated: its `value`, and of its law (`numbers_of`) `loc` and
-        `scale` on the value axis, `median`, `intervals`, `num_prob` and `announced`. Given once.
+        """Per request, by the place of each number that was generated: its `value`, and of its distribution (`numbers_of`)
+        `loc` and `scale` on the value axis, `median`, `intervals`, `num_prob` and `announced`. Given once.
 
         ValueError for a key that no request came with, or whose numbers were taken before.
         """
@@ -109,8 +109,8 @@ class NumberWorker:
     def tell_laws(
         self, asked: Sequence[tuple[str, float | None]], levels: Sequence[float], points: int | None
     ) -> list[dict[str, Any]]:
-        """The law of the number after each key's prompt, of which one token was made, as a server tells it; given once. With
-        the true value, where one is known."""
+        """The distribution of the number after each key's prompt, of which one token was made, as a server sends it; given
+        once. With the true value, where one is known."""
         model = self._served
         if not model.decides:
             return []
