@@ -486,7 +486,7 @@ def test_a_stop_string_spares_a_number_with_a_decimal_comma(model):
         ({"causal": {"individual_mode": "token", "noise_mode": "off", "individual": "Ann"}}, "causal.individual",
          "no effect under the preset token x off"),
         ({"causal": {"individual_mode": "token", "noise_mode": "off", "own_mode": "sequence"}}, "causal.own_mode", "should be"),
-        ({"causal": {"preset": "causal", "individual": "Ann"}}, "causal.individual", "nobody is held"),
+        ({"causal": {"preset": "causal", "individual": "Ann"}}, "causal.individual", "no individual is held"),
         ({"causal": {"preset": "persona", "individual": "../Ann"}}, "causal.individual", "did you mean Ann?"),
         ({"causal": {"preset": "bold"}}, "causal.preset", "should be"),
         ({"temperature": -1}, "temperature", "greater than"),

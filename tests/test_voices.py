@@ -274,7 +274,7 @@ def test_a_server_lets_voices_speak_beside_others(tiny_tokenizer, tmp_path):
     for name, one in people.items():
         one.save(tmp_path / f"{name}.safetensors")
     fitting = load_individuals(tmp_path, 32, depths_of(model.backbone))
-    for depths, told_of in (((5, 32), "has 5 layers of 32"), (None, "hears no voices")):
+    for depths, told_of in (((5, 32), "has 5 layers of 32"), (None, "takes no voices")):
         with pytest.raises(ValueError, match=f"Vera in .* has a voice for 2 layers of 32, and this backbone {told_of}"):
             load_individuals(tmp_path, 32, depths)
     causal = {"preset": "shared-individual"}
