@@ -23,7 +23,7 @@ from causalqwen.modeling.loading import fingerprint
 from causalqwen.numbers import NumberRules
 from causalqwen.serving import ServerSettings, create_app, listening, load_individuals
 from causalqwen.serving.listening import Listener
-from causalqwen.serving.sampling import RowSampler, _fall
+from causalqwen.serving.softmax_sampling import RowSoftmaxSampler, _fall
 from causalqwen.serving.text import GrowingText
 from causalqwen_cli.app import app as cli
 from conftest import graft_tiny, make_backbone
@@ -377,7 +377,9 @@ def test_rows_are_drawn_by_their_own_temperature_and_nucleus(temperatures, top_p
 
     def drawn(rows: range) -> torch.Tensor:
         columns = temperatures[rows.start : rows.stop], top_ps[rows.start : rows.stop], [3] * len(rows)
-        return RowSampler(rows, *columns, 1, torch.device("cpu"))(torch.zeros(len(rows), 1), scores[rows]).argmax(-1)
+        return RowSoftmaxSampler(rows, *columns, 1, torch.device("cpu"))(
+            torch.zeros(len(rows), 1), scores[rows]
+        ).argmax(-1)
 
     found = drawn(range(6))
     assert torch.equal(found, torch.cat([drawn(range(row, row + 1)) for row in range(6)]))

@@ -24,7 +24,7 @@ from causalqwen.modeling.ends import MANY, TextEnd, keep_numbers
 from causalqwen.modeling.prediction import NumberPrediction, predict_values
 from causalqwen.modeling.reader import EVERY, read_numbers
 from causalqwen.modeling.scores import Vocabulary
-from causalqwen.serving.sampling import RowSampler
+from causalqwen.serving.softmax_sampling import RowSoftmaxSampler
 from causalqwen_vllm.client import processor_of
 from causalqwen_vllm.request_options import FOLLOWER, ONE_ENGINE, TOKENS_ALONE
 from causalqwen_vllm.requests import Company, Request, Step, companies, offered
@@ -376,7 +376,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         def ranked(every: bool = False) -> Tensor:
             if company is not None:
                 company.every_score = every
-            scores = Chain(self, features, _draws(company, last.unsqueeze(1))).ranked()[:, 0]
+            scores = Chain(self, features, _draws(company, last.unsqueeze(1))).decision_scores()[:, 0]
             if self._free is None:  # kept where the scores are: a list would go there at every step
                 self._free = torch.tensor(self.config.free_token_ids, dtype=torch.int64, device=scores.device)
             return scores.index_fill_(1, self._free, -torch.inf) if len(self._free) else scores
@@ -403,7 +403,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         temperatures, top_ps = [each.plan.temperature for each in options], [each.top_p for each in options]
         seeds = [each.seed for each in options]
         lengths = [place + request.hidden_before(place) for request, place in zip(requests, places, strict=True)]
-        sampler = RowSampler(seeds, temperatures, top_ps, lengths, 1, scores.device)
+        sampler = RowSoftmaxSampler(seeds, temperatures, top_ps, lengths, 1, scores.device)
         return sampler(last.unsqueeze(1), scores)
 
 

@@ -168,7 +168,7 @@ class Drawn:
     def __init__(self, bound: BoundDecoding, positions: Tensor) -> None:
         self.bound, self.positions, self.plan = bound, positions, bound.plan
         self.off = self.plan.noise == "off"
-        self.by_loc = self.plan.decision != "ovr"
+        self.by_loc = self.plan.decision in ("loc", "softmax")
         self.races = self.plan.own != "marginal"
         self.moves = self.plan.individual_mode != "marginal" or self.plan.noise not in ("marginal", "off")
         self.restricts, self.temperature = self.plan.restricts, self.plan.temperature

@@ -301,7 +301,7 @@ class GraftedModel(PreTrainedModel, laws.GraftModules, CausalGenerationMixin):
             logits_to_keep: positions from the end to compute heads for (0: all), or their indices.
             output_ovr: also return scale_S, ovr_probs and decisions.
             skip_logits: do not form the [B, S, V'] scores at all; the loss then comes from blocks of the vocabulary.
-            scores_only: compute `logits` alone; under a plan, the scores that it decides by: see `Chain.ranked`.
+            scores_only: compute `logits` alone; under a plan, the scores that it decides by: see `Chain.decision_scores`.
             causal_decoding: draws of a plan: logits, values and decisions are those of the drawn individuals.
             num_items_in_batch, num_numbers_in_batch: counts over the whole accumulated batch that the two losses are
                 divided by; this batch's own by default. With the first alone, as transformers' Trainer counts, both are divided
@@ -340,7 +340,7 @@ class GraftedModel(PreTrainedModel, laws.GraftModules, CausalGenerationMixin):
             positions = token_positions(outputs.last_hidden_state, seen, places, cache)
             draws = causal_decoding.at(positions[:, kept])
         if scores_only:
-            result = CausalQwenOutput(logits=Chain(self, features, draws).ranked(), features=features)
+            result = CausalQwenOutput(logits=Chain(self, features, draws).decision_scores(), features=features)
         else:
             masks, candidates = None, None
             if labels is not None:

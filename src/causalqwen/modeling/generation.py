@@ -29,7 +29,7 @@ from causalqwen.modeling.logits_processors import (
     KeepNumbers,
     MaskFreeRows,
     NumberFreeDrafts,
-    RaceSampler,
+    SamplerBesideNumber,
     ValueLog,
     WriteDigits,
 )
@@ -280,7 +280,7 @@ class CausalGenerationMixin(GenerationMixin):
             generation_config = copy.copy(generation_config)
             generation_config.do_sample = False
             if plan is None:
-                race = RaceSampler()
+                race = SamplerBesideNumber()
                 logits_processor = LogitsProcessorList([*logits_processor, race])
         model_kwargs |= {"logits_processor": logits_processor, "generation_config": generation_config}
         result = self._theirs._sample(input_ids, **model_kwargs)
@@ -455,7 +455,7 @@ def _start_values(
     def all_scores(input_ids: Any) -> Tensor:
         assert bound is not None
         before, bound.every_score = bound.every_score, True
-        scores = Chain(model, log.follows, bound.at(log.positions[:, -1:])).ranked()[:, -1].float()
+        scores = Chain(model, log.follows, bound.at(log.positions[:, -1:])).decision_scores()[:, -1].float()
         bound.every_score = before
         return LogitsProcessorList(others)(input_ids, scores)  # type: ignore[arg-type,return-value] # of another class
 

@@ -26,7 +26,7 @@ class MaskFreeRows(LogitsProcessor):
         return scores.masked_fill(~self.vocabulary_mask.to(scores.device), -torch.inf)
 
 
-class RaceSampler(LogitsProcessor):
+class SamplerBesideNumber(LogitsProcessor):
     """Draws the token itself, so that a `<NUM>` column after the matrix does not disturb the backbone's own draws.
 
     torch.multinomial runs a race: with E_k standard exponential, token argmin_k E_k / p_k wins. Here it is run over the

@@ -22,8 +22,8 @@ from causalqwen.modeling.prediction import prediction_to_dict
 from causalqwen.parts.copying import Candidates
 from causalqwen.serving.calls import Task
 from causalqwen.serving.logprobs import PlacedToken
-from causalqwen.serving.sampling import RowSampler
 from causalqwen.serving.settings import ApiError, ServerSettings
+from causalqwen.serving.softmax_sampling import RowSoftmaxSampler
 from causalqwen.serving.text import GrowingText
 
 
@@ -320,7 +320,7 @@ class Batcher:
         seeds = [row.seed for row in rows]
         if batch[0].plan.decision == "softmax":
             nucleus = [job.plan.temperature for job in owners], [job.top_p for job in owners]
-            sampler = RowSampler(seeds, *nucleus, [len(prompt.ids) for prompt in prompts], width, model.device)
+            sampler = RowSoftmaxSampler(seeds, *nucleus, [len(prompt.ids) for prompt in prompts], width, model.device)
             choice: dict[str, Any] = {"do_sample": False, "logits_processor": LogitsProcessorList([sampler])}
         else:
             plan = replace(batch[0].plan, seed=seeds)
