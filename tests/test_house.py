@@ -15,15 +15,15 @@ MOST_LINES = {
     "causalqwen/evaluation": 1_900,
     "causalqwen/individuals": 671,
     "causalqwen/kernels": 850,
-    "causalqwen/modeling": 8_020,
+    "causalqwen/modeling": 8_027,
     "causalqwen/numbers": 1_674,
     "causalqwen/parts": 878,
     "causalqwen/serving": 2_753,
-    "causalqwen/training": 4_711,
-    "causalqwen_cli": 1_215,
+    "causalqwen/training": 4_753,
+    "causalqwen_cli": 1_220,
     "causalqwen_evals": 382,
     "causalqwen_vllm": 1_844,
-    "tests": 27_412,
+    "tests": 27_455,
 }
 """Lines of Python in a package at most. A row is lowered with them, and raised only for what takes the place of more."""
 

@@ -272,7 +272,7 @@ def test_defaults_choose_an_axis_on_which_skewed_values_are_well_told_and_say_so
     kept = json.loads((tmp_path / "run" / "config.json").read_text())["fitted"]["values"]["value_transform"]
     assert kept["kind"] == "log" and kept["support"]["low"] > 0
     floor = kept["support"]["low"]  # half the least value of the rows
-    assert f'no value below {floor:g} is predicted: a row has {2 * floor:g} after "The short one is"' in said[-1]
+    assert f'no value below {floor:g} is predicted: a row has {2 * floor:g} after ' in said[-1] and 'one is" (' in said[-1]
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_each_of_few_values_has_its_probability(tiny_tokenizer, tmp_path, monkey
         assert list(each) == [1, 2, 3, 4, 5] and sum(each.values()) == pytest.approx(1)
         assert {found.median, *found.interval(0.9), found.quantile(0.99)} <= set(each)
     assert short.probabilities()[2] > 0.25 > long.probabilities()[2]
-    assert len(metrics["scale_deciles"]) == 10 and said[-1] == "10 tenths are uneven"
+    assert len(metrics["scale_deciles"]) == 10 and "10 tenths are uneven" in said
     plain = graft_tiny("llama", tiny_tokenizer)
     with pytest.raises(ValueError, match="not finitely many"):
         plain.predict_number("It is")[0].probabilities()
