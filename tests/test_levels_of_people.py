@@ -1,0 +1,220 @@
+"""Intervals of an individual cover what people say whom nobody trained on (theory 3.14)."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from causalqwen import CausalQwenForCausalLM, Individual, Observation
+from causalqwen.decoding import Population
+from causalqwen.distributions import get_family
+from causalqwen.evaluation.evaluate import evaluate
+from causalqwen.modeling.prediction import describe_all
+from causalqwen.modeling.survey import Question
+from causalqwen.numbers.law import WANTED_LEVELS
+from causalqwen.training import TrainSettings, ValueStage
+from causalqwen.training import choice_of_people as people_held
+from causalqwen.training.features import FactStore
+from causalqwen.training.levels_of_people import HeldPerson, asked_after, fit_individual_levels, people_of
+from causalqwen.training.run import learn
+from conftest import graft_tiny
+from test_choice_of_people import PROMPTS, said_by
+
+BELIEVED = torch.tensor([[8.0], [8.0], [5.0], [5.0], [-5.0], [-5.0]])
+
+
+def crowd(count, seed, who=1.0, noise=1.0, family="gaussian", numbers=6):
+    """People as a model sees them that believes in `BELIEVED` and a noise of 2, where widths are so many times larger."""
+    law, random = get_family(family), np.random.default_rng(seed)
+
+    def draw(*shape):
+        return law.quantile(torch.from_numpy(random.uniform(size=shape)))
+
+    people, loadings = [], BELIEVED[torch.arange(numbers) % 6].double()
+    for place in range(count):
+        residuals = who * (loadings @ draw(1)) + noise * 2 * draw(numbers)
+        ends, places = residuals.unsqueeze(-1).expand(-1, 2), torch.arange(numbers) + numbers * place
+        people.append(HeldPerson(f"{place}", residuals, ends, loadings, torch.full((numbers,), 2.0).double(), places))
+    return law, people
+
+
+def covered(law, people, known, fitted, level):
+    """How many numbers after so many others lie in intervals of a level."""
+    block = asked_after(law, people, known)
+    needed = WANTED_LEVELS if fitted is None else fitted["levels"]
+    factors = (1.0, 1.0) if fitted is None else (fitted["who"], fitted["noise"])
+    return (block.central(*factors) <= needed[round(100 * level)]).double().mean().item()
+
+
+@pytest.mark.parametrize("known", [0, 1, 3])
+def test_what_is_predicted_after_some_numbers_is_the_gaussian_of_all_of_them(known):
+    law, people = crowd(3, 0)
+    block = asked_after(law, people, known)
+    for row in (0, 200, 479):
+        person = people[int(block.owner[row])]
+        asked = int(block.places[row]) - int(person.places[0])
+        seen = [
+            order
+            for order in _orders(people, known)
+            if order[-1] == asked and torch.isclose(block.residuals[row], _left(person, order), atol=1e-9)
+        ]
+        assert seen
+        loadings, order = person.loadings[:, 0].numpy(), seen[0]
+        variance = _conditional(loadings, order, 1.0, 1.0)[1]
+        both = math.hypot(1.5 * block.who[row], 0.7 * 2)
+        assert block.who[row].item() ** 2 + 4 == pytest.approx(variance)
+        expected = stats.norm(0, both).logpdf(block.residuals[row].item())
+        factors = torch.tensor([1.5, 0.7]).double()
+        assert block.log_prob(*factors)[row].item() == pytest.approx(expected)
+        central = abs(2 * stats.norm(0, both).cdf(block.residuals[row].item()) - 1)
+        torch.testing.assert_close(block.central(1.5, 0.7)[row], torch.full((64,), central).double())
+
+
+def _orders(people, known):
+    random = np.random.default_rng(known)
+    return [random.permutation(6)[: known + 1] for _ in range(3 * (480 // 3))]
+
+
+def _conditional(loadings, order, who, noise):
+    *seen, asked = order
+    covariance = who**2 * np.outer(loadings, loadings) + noise**2 * 4 * np.eye(6)
+    weights = np.linalg.solve(covariance[np.ix_(seen, seen)], covariance[seen, asked]) if seen else np.zeros(0)
+    return weights, covariance[asked, asked] - weights @ covariance[seen, asked]
+
+
+def _left(person, order):
+    weights, _ = _conditional(person.loadings[:, 0].numpy(), order, 1.0, 1.0)
+    residuals = person.residuals.numpy()
+    return torch.tensor(residuals[order[-1]] - weights @ residuals[order[:-1]])
+
+
+@pytest.mark.parametrize(("family", "noise"), [("gaussian", 1.6), ("gaussian", 0.6), ("cauchy", 1.6)])
+def test_a_noise_that_is_wrong_by_a_known_factor_is_found_and_intervals_cover_again(family, noise):
+    law, people = crowd(240, 0, noise=noise, who=noise, family=family)
+    fitted = fit_individual_levels(law, people)
+    assert fitted["noise"] == pytest.approx(noise, rel=0.12)
+    law, others = crowd(240, 1, noise=noise, who=noise, family=family)
+    for known in (1, 2, 4):
+        for level in (0.5, 0.8, 0.9):
+            assert covered(law, others, known, fitted, level) == pytest.approx(level, abs=0.05)
+    assert abs(covered(law, others, 1, None, 0.5) - 0.5) > 0.1
+
+
+def test_what_is_not_known_of_somebody_has_a_factor_of_its_own():
+    """Two traits of which the model knows one: after one number in its context or another, what is open is who."""
+    law, people = crowd(400, 0)
+    random = np.random.default_rng(5)
+    both = torch.cat([BELIEVED, BELIEVED.flip(0)], 1).double()
+    wide = []
+    for person in people:
+        residuals = both @ torch.from_numpy(2 * random.normal(size=2)) + torch.from_numpy(0.5 * random.normal(size=6))
+        made = vars(person) | {"loadings": both, "residuals": residuals, "ends": residuals.unsqueeze(-1).expand(-1, 2)}
+        wide.append(HeldPerson(**made))
+    fitted = fit_individual_levels(law, wide)
+    assert fitted["who"] > 1.3 and fitted["noise"] < 0.7
+
+
+def test_few_people_are_wide_and_fewer_calibrate_nothing():
+    law, people = crowd(300, 2)
+    many, few = fit_individual_levels(law, people), fit_individual_levels(law, people[:8])
+    assert many["levels"][90] == pytest.approx(0.9, abs=0.03)
+    assert few["levels"][90] > 0.97 and few["levels"][50] > 0.5 and 0.6 < few["who"] < 1.6
+    assert fit_individual_levels(law, people[:5]) is None
+    once = [
+        HeldPerson(**{name: part if name == "name" else part[:1] for name, part in vars(one).items()}) for one in people
+    ]
+    assert fit_individual_levels(law, once) is None
+
+
+def test_each_person_counts_as_much_and_so_do_those_who_said_more():
+    law, people = crowd(40, 3)
+    _, loud = crowd(40, 4, noise=3.0, who=3.0, numbers=40)
+    fitted = fit_individual_levels(law, [*people, *loud])
+    half = (covered(law, people, 1, fitted, 0.5) + covered(law, loud, 1, fitted, 0.5)) / 2
+    assert half == pytest.approx(0.5, abs=0.08)
+
+
+@pytest.mark.parametrize("family", ["gaussian", "cauchy"])
+def test_people_who_choose_calibrate_and_everything_that_predicts_for_an_individual_uses_it(
+    tiny_tokenizer, tmp_path, monkeypatch, family
+):
+    monkeypatch.setattr(people_held, "FEWEST_UPDATES", 12)
+    model, said = graft_tiny("llama", tiny_tokenizer, value_family=family), []
+    learn(model, said_by(model, 30, 0), [], tmp_path / "run", say=said.append)
+    fitted = model.config.individual_levels
+    assert said[-1].startswith("intervals of an individual are calibrated on ") and "few" not in said[-1]
+    (who,) = [model.abduct([Observation(" 61.5", PROMPTS[0]), Observation(" 66", PROMPTS[1])], likelihood="values")]
+    (found,) = model.predict_number(PROMPTS[0], individual=who)
+    model.config.individual_levels = None
+    (believed,) = model.predict_number(PROMPTS[0], individual=who)
+    model.config.individual_levels = fitted
+    assert found.median == believed.median and found.log_prob(60.0) == believed.log_prob(60.0)
+    assert found.interval(0.9, raw=True) == believed.interval(0.9) != found.interval(0.9)
+    wide = found.calibrated
+    assert wide.interval(0.9) == found.interval(0.9) and wide.law.interval_levels == tuple(fitted["levels"])
+    raw_p = 0.5 + fitted["levels"][90] / 2
+    assert found.interval(0.9)[1] == pytest.approx(wide.quantile(raw_p, raw=True))
+    if family == "gaussian":
+        left = believed.scale**2 - wide.scale**2 / fitted["who"] ** 2
+        noise = left / (1 - fitted["noise"] ** 2 / fitted["who"] ** 2)
+        exact = math.sqrt(fitted["who"] ** 2 * (believed.scale**2 - noise) + fitted["noise"] ** 2 * noise)
+        assert wide.scale == pytest.approx(exact)
+    assert describe_all([found, found])[1]["intervals"]["0.9"] == list(found.interval(0.9))
+    assert describe_all([found, found], raw=True)[1]["intervals"]["0.9"] == list(believed.interval(0.9))
+    model.save_pretrained(tmp_path / "saved")
+    again = CausalQwenForCausalLM.from_pretrained(tmp_path / "saved")
+    assert again.config.individual_levels == fitted
+    assert again.predict_number(PROMPTS[0], individual=who)[0].interval(0.9) == found.interval(0.9)
+
+
+def test_a_survey_asks_people_with_the_widths_that_were_fitted(tiny_tokenizer):
+    model = graft_tiny("llama", tiny_tokenizer, value_family="gaussian")
+    model.config.value_range = [0.0, 100.0]
+    who = Individual.from_normal(torch.ones(32), "ann", precision=torch.eye(32).double() * 4)
+    people, asked = Population.of({"ann": who}), Question("It is", name="told")
+    spread = {}
+    for factors in ((1.0, 1.0), (2.0, 2.0), (1.0, 2.0)):
+        model.config.individual_levels = {"who": factors[0], "noise": factors[1], "levels": WANTED_LEVELS.tolist()}
+        spread[factors] = model.survey(people, asked, draws=4000)["told"].std()
+    assert spread[2.0, 2.0] == pytest.approx(2 * spread[1.0, 1.0], rel=0.01)
+    assert spread[1.0, 1.0] < spread[1.0, 2.0] < 1.99 * spread[1.0, 1.0]
+
+
+def test_evaluation_tells_coverage_by_what_was_observed(tiny_tokenizer, tmp_path):
+    model, said = graft_tiny("llama", tiny_tokenizer, value_family="gaussian"), []
+    stage = TrainSettings(values=ValueStage(epochs=3, learning_rate=1e-3))
+    learn(model, said_by(model, 24, 0), said_by(model, 24, 1), tmp_path / "run", stage, say=said.append)
+    assert "calibrated on 24 people held out" in said[-1]
+    rows = said_by(model, 12, 2)
+    told = evaluate(model, rows, tmp_path / "work")["metrics"]["people"]
+    assert told["people"] == 12 and list(told["known"]) == ["0", "1", "2", "4"]
+    assert set(told["contexts"]) == set(PROMPTS)
+    people = people_of(model, FactStore.build(model, rows, tmp_path / "work"), [row.individual for row in rows])
+    fitted, law = model.config.individual_levels, model.action.value_law
+    assert told["known"]["2"]["coverage"]["0.8"] == pytest.approx(covered(law, people, 2, fitted, 0.8))
+    assert told["known"]["2"]["coverage_raw"]["0.8"] == pytest.approx(covered(law, people, 2, None, 0.8))
+    json.dumps(told)
+
+
+def test_without_people_held_out_the_run_says_so(tiny_tokenizer, tmp_path):
+    model, said = graft_tiny("llama", tiny_tokenizer), []
+    model.config.individual_levels = {"who": 1.0, "noise": 1.0, "levels": WANTED_LEVELS.tolist()}
+    learn(model, said_by(model, 5, 0), [], tmp_path, TrainSettings(values=ValueStage(epochs=1)), say=said.append)
+    assert model.config.individual_levels is None and "intervals of an individual are not calibrated" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"who": 1.0}, "expected who, noise, levels, got who"),
+        ({"who": 0.0, "noise": 1.0, "levels": [0.5] * 101}, "who"),
+    ],
+)
+def test_wrong_levels_of_individuals_are_refused(tiny_tokenizer, wrong, told):
+    model = graft_tiny("llama", tiny_tokenizer)
+    model.config.individual_levels = wrong
+    with pytest.raises(ValueError, match=told):
+        model.config.check()
