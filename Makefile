@@ -15,7 +15,7 @@ INSTALL_ALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constra
 PROCESSES := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup backbone demo tutorials explore site test test-vllm test-web campaign campaign-vllm check-full lint format dist lock sbom audit clean
+.PHONY: help setup backbone demo tutorials explore site test test-vllm test-web campaign campaign-vllm check-full mutations lint format dist lock sbom audit clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -95,6 +95,9 @@ campaign-vllm: $(VLLM)/.ready  ## the same for the plug-in: 10,000 requests of a
 check-full: backbone lint $(VENV)/.docs  ## all tests, the slow ones too
 	@$(INSTALL_ALL)
 	@HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m '' $(PROCESSES)
+
+mutations: backbone  ## break each line of docs/research/mutations.md in a copy: its test has to fail (an hour)
+	@$(BIN)/python tests/mutations.py
 
 lint: $(READY)  ## style, types and who imports whom
 	@$(BIN)/ruff check src benchmarks tests experiments examples docs/site

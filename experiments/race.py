@@ -104,7 +104,7 @@ def main() -> None:
             rows = z.expand(ROWS, 1, -1)
             for first in tqdm(range(0, given.draws, ROWS), desc="draws", leave=False):
                 places = first + torch.arange(ROWS, device=device)[:, None]  # another position draws anew
-                chosen = Chain(model, rows, drawing.at(places), words=words).ranked().argmax(-1).flatten()
+                chosen = Chain(model, rows, drawing.at(places), words=words).decision_scores().argmax(-1).flatten()
                 counts += torch.bincount(chosen[: given.draws - first], minlength=len(counts))
             told = []
             for p in (softmax, race):

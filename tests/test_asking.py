@@ -80,7 +80,7 @@ def test_draws_are_those_of_the_survey(server, model, people):
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"individual": "Zoe"}, "nobody is called 'Zoe'"),
+        ({"individual": "Zoe"}, "no individual is called 'Zoe'"),
         ({"questions": []}, "questions"),
         ({"questions": [{"prompt": "He said", "options": ["yes"]}]}, "question 0, .*two options"),
         ({"questions": [{"prompt": "He said", "max_new_tokens": 5}]}, "a text is drawn"),

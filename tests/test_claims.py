@@ -561,7 +561,7 @@ def _raced(model: CausalQwenForCausalLM, z: torch.Tensor, count: int, **settings
     """Shares of the tokens that `sample` decides for, [V'], of `count` draws at features z [1, 1, H]."""
     bound = BoundDecoding.bind(CausalDecoding.preset("sample", seed=0, **settings), 1, z.shape[-1], z.device)
     with torch.no_grad():
-        scores = Chain(model, z.expand(1, count, -1), bound.at(torch.arange(count).view(1, -1))).ranked()
+        scores = Chain(model, z.expand(1, count, -1), bound.at(torch.arange(count).view(1, -1))).decision_scores()
     return torch.bincount(scores.argmax(-1)[0], minlength=scores.shape[-1]) / count
 
 
@@ -633,7 +633,7 @@ def test_under_a_draw_loc_and_p_decide_differently(tiny_llama):
         plan = CausalDecoding.preset(preset, seed=1, decision=by)
         bound = BoundDecoding.bind(plan, 1, z.shape[-1], z.device).at(torch.arange(z.shape[1]).view(1, -1))
         with torch.no_grad():
-            return Chain(tiny_llama, z, bound).ranked().argmax(-1)
+            return Chain(tiny_llama, z, bound).decision_scores().argmax(-1)
 
     assert torch.equal(decisions("standard", "loc"), decisions("standard", "ovr"))
     assert 0.02 < (decisions("causal", "loc") != decisions("causal", "ovr")).double().mean() < 0.5

@@ -106,7 +106,7 @@ def test_graft_proves_itself(place, tmp_path):
     written = json.loads((tmp_path / "other" / "config.json").read_text())
     assert written["settings"]["training"]["gate_alpha"] == 0.5
     assert written["settings"]["scores"]["vocabulary_family"] == "gaussian"
-    assert "<NUM> is token 400 (behind the matrix)" in text
+    assert "<NUM> is token 400 (after the matrix)" in text
 
 
 def test_the_language_is_evaluated(place, tmp_path):

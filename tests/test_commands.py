@@ -110,7 +110,7 @@ def test_options_that_do_nothing_are_refused(trained, tmp_path):  # noqa: F811
     assert "top_p" in run(*base, "--top-p", 0.5, "--preset", "causal", code=1).stderr
     run(*base, "--temperature", 0.0, "--preset", "softmax", "--max-new-tokens", 1)
     talk = (*base, "--seed", 1, "--save-individual", tmp_path / "w.safetensors")
-    assert "draws nobody for the whole text" in run(*talk, "--preset", "causal", code=1).stderr
+    assert "draws no individual for the whole text" in run(*talk, "--preset", "causal", code=1).stderr
     assert not (tmp_path / "w.safetensors").exists()
 
 

@@ -18,6 +18,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import causalqwen_vllm
+import mutations
 from causalqwen import Individual
 from causalqwen.parts.compatibility import NEEDS
 from causalqwen.training.settings import STAGES, TrainSettings
@@ -326,18 +327,19 @@ def test_the_python_of_the_readme_runs(tiny_tokenizer, tmp_path, monkeypatch, na
     assert session["as_it_was"].text == session["said"].text
 
 
-@pytest.mark.parametrize("name", ["mutations.md", "mutations.zh.md"])
-def test_lines_that_are_changed_by_hand_stand_where_they_are_said_to(name):
-    """Each line as it is, but for its spaces, and a test of that name; the same code in both languages."""
-    english, rows = (
-        table_rows(DOCS[RESEARCH / page].replace("| 删去 |", "| `left out` |"), 6) for page in ("mutations.md", name)
+def test_lines_that_are_changed_by_hand_stand_where_they_are_said_to():
+    """Each line stands in its file and can be changed, and its test exists; the same code in both languages."""
+    english, chinese = (
+        table_rows(DOCS[RESEARCH / page].replace("| 删去 |", "| `left out` |"), 6)
+        for page in ("mutations.md", "mutations.zh.md")
     )
-    assert len(rows) > 100 and [row[1:5] for row in rows] == [row[1:5] for row in english]
-    for _, test, file, line, *_ in rows:
-        path = ROOT / ("" if file.startswith("`examples/") else "src/causalqwen") / file.strip("`")
-        stands = "".join(line.strip("`").replace("\\|", "|").split()) in "".join(SOURCES[path].split())
-        assert stands, (file, line)
-        test_file, function = test.strip("`").split("::")
+    rows = mutations.rows()
+    assert len(rows) == len(english) > 100 and [row[1:5] for row in chinese] == [row[1:5] for row in english]
+    for test, file, before, after in rows:
+        path = ROOT / ("" if file.startswith("examples/") else "src/causalqwen") / file
+        broken = mutations.changed(SOURCES[path], before, after)
+        assert broken != SOURCES[path] and ast.parse(broken if path.suffix == ".py" else ""), (file, before)
+        test_file, function = test.split("::")
         assert function in functions_of(f"tests/{test_file}"), test
 
 

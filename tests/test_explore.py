@@ -236,7 +236,7 @@ def test_numbers_behind_chats_are_those_behind_the_template(server, model):
         ({"prompts": ["a"], "values": [1.0, 2.0]}, "expected one per prompt, got 2 for 1", None),
         ({"prompts": ["a"], "levels": [1.0]}, "less than 0.999999999999", "levels.0"),
         ({"prompts": ["a"], "levels": [0.5, 1 - 2**-53]}, "less than 0.999999999999", "levels.1"),
-        ({"prompts": ["a"], "individual": "Zoe"}, "nobody is called 'Zoe'", "individual"),
+        ({"prompts": ["a"], "individual": "Zoe"}, "no individual is called 'Zoe'", "individual"),
         ({"prompts": ["a"], "classes": "mass"}, "mass", "prompts"),
         ({"prompts": ["a"], "points": 1}, "greater than or equal to 2", "points"),
         ({"prompts": [[]]}, "prompts.0", None),

@@ -29,7 +29,7 @@ from causalqwen.distributions import (
     own_uniforms,
     uniform_draws,
 )
-from causalqwen.modeling.logits_processors import RaceSampler
+from causalqwen.modeling.logits_processors import SamplerBesideNumber
 from causalqwen.numbers import round_significant
 from causalqwen_vllm.requests import Company
 from conftest import broken_numbers, graft_tiny
@@ -316,7 +316,7 @@ def test_the_race_draws_num_with_its_softmax_probability():
     torch.manual_seed(0)
     logits = torch.tensor([[1.0, 0.0, -1.0, 2.0, 0.5], [-torch.inf] * 4 + [2.0], [0.0] * 4 + [-torch.inf]])
     for row in logits:  # the last column is <NUM>
-        drawn = RaceSampler()(None, row.expand(100_000, -1)).argmax(-1)
+        drawn = SamplerBesideNumber()(None, row.expand(100_000, -1)).argmax(-1)
         counts, p = torch.bincount(drawn, minlength=5).double(), row.double().softmax(-1)
         assert not counts[p == 0].any()
         assert p.max() == 1 or stats.chisquare(counts[p > 0], p[p > 0] * len(drawn)).pvalue > 1e-3

@@ -517,7 +517,7 @@ def test_an_individual_says_so_where_nobody_was_found():
     def told(directions):
         return str(Individual(torch.full((4,), 0.5), evidence=(Observed(47, 0, 0.0, directions, 1.0, "softmax"),)))
 
-    assert told(0.4).endswith("0 directions determined: hardly told apart from nobody in particular)")
+    assert told(0.4).endswith("0 directions determined: hardly apart from the population average)")
     assert told(0.6).endswith("1 directions determined)")
 
 

@@ -104,7 +104,7 @@ def test_next_to_nothing_drawn_is_nothing_drawn(tiny_tokenizer, preset, family):
         whole = Chain(model, z)
         for temperature in (1e-6, 0.0):
             chain = drawn(model, z, CausalDecoding.preset(preset, seed=1, temperature=temperature), 1)
-            assert chain.ranked().argmax() == whole.ranked().argmax()
+            assert chain.decision_scores().argmax() == whole.decision_scores().argmax()
             for found, wanted in zip(chain.value(), whole.value(), strict=True):
                 torch.testing.assert_close(found[0], wanted, atol=1e-4, rtol=1e-4)
 
@@ -154,7 +154,7 @@ def test_decisions_are_those_of_somebody_who_reads_the_law(tiny_tokenizer, prese
             for part in (chain.loc_U[0], chain.scale_U[0], model.action.noise, model.action.threshold)
         )
         rows, bias, used = (part.double().numpy() for part in chain.words.rows_of_all())
-        made = [drawn(model, z, CausalDecoding.preset(preset, seed=seed, temperature=T), 2_000).ranked()
+        made = [drawn(model, z, CausalDecoding.preset(preset, seed=seed, temperature=T), 2_000).decision_scores()
                 for seed in range(0, count, 2_000)]  # fmt: skip
     found = torch.cat([part[:, 0].masked_fill(~torch.from_numpy(used > 0), -torch.inf).argmax(-1) for part in made])
     chance, plan = np.random.default_rng(0), CausalDecoding.preset(preset)
@@ -284,6 +284,6 @@ def test_a_layer_that_has_a_product_of_its_own_is_asked_for_it(tiny_tokenizer):
     z, plan = law_of(model).unsqueeze(1), CausalDecoding.preset("sample", seed=3)
     with torch.no_grad():
         chain = drawn(model, z, plan, 3)
-        found, wanted = Chain(model, chain.features, chain.draws, words).ranked(), chain.ranked()
+        found, wanted = Chain(model, chain.features, chain.draws, words).decision_scores(), chain.decision_scores()
     assert asked[0] == 6  # with what is drawn and without
     torch.testing.assert_close(found, wanted)

@@ -191,8 +191,8 @@ def test_autocast_moves_what_is_read_and_no_bound(tiny_tokenizer, kind):
     for preset in ("causal", "sample"):
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             one, other = chains(model, 12, CausalDecoding.preset(preset, seed=1))
-            found = one.ranked().flatten(0, -2)
-            slow = other.raced().flatten(0, -2) if preset == "sample" else other.scores.ranked().flatten(0, -2)
+            found = one.decision_scores().flatten(0, -2)
+            slow = other.raced().flatten(0, -2) if preset == "sample" else other.scores.decision_scores().flatten(0, -2)
         best = slow.gather(-1, found.argmax(-1, keepdim=True)).squeeze(-1)
         torch.testing.assert_close(best, slow.amax(-1), rtol=5e-2, atol=5e-2)
 
@@ -208,7 +208,7 @@ def test_scores_beyond_all_numbers_always_win_or_never(tiny_tokenizer, preset, e
     z, plan = law_of(model).unsqueeze(1), CausalDecoding.preset(preset, seed=1, temperature=2.0)
     bound = BoundDecoding.bind(plan, 20, model.config.causal_size, z.device, copies=20, every_score=every_score)
     with torch.no_grad():
-        ranked = Chain(model, z.expand(20, 1, -1), bound.at(torch.zeros(20, 1, dtype=torch.int64))).ranked()
+        ranked = Chain(model, z.expand(20, 1, -1), bound.at(torch.zeros(20, 1, dtype=torch.int64))).decision_scores()
     assert not ranked.isnan().any()
     assert (ranked[..., 7] == -torch.inf).all() if score < 0 else (ranked.argmax(-1) == 7).all()
 
@@ -219,7 +219,7 @@ def test_a_vocabulary_that_says_nothing_leaves_the_number(tiny_tokenizer, preset
     model = uneven(graft_tiny("llama", tiny_tokenizer))
     model.get_output_embeddings().bias = torch.nn.Parameter(torch.full((model.action.rows,), -torch.inf))
     with torch.no_grad():
-        ranked = drawn(model, law_of(model).unsqueeze(1), CausalDecoding.preset(preset, seed=1), 3).ranked()
+        ranked = drawn(model, law_of(model).unsqueeze(1), CausalDecoding.preset(preset, seed=1), 3).decision_scores()
     assert (ranked.argmax(-1) == model.action.num_token_id).all()
 
 
@@ -230,11 +230,11 @@ def test_a_gradient_goes_through_every_score(tiny_tokenizer, family, preset):
     model = uneven(graft_tiny("llama", tiny_tokenizer, vocabulary_family=family))
     z, plan = law_of(model).unsqueeze(1), CausalDecoding.preset(preset, seed=1)
     chain = drawn(model, z, plan, 3)
-    (gradient,) = torch.autograd.grad(chain.ranked().logsumexp(-1).sum(), model.abduction.scale_net.bias)
+    (gradient,) = torch.autograd.grad(chain.decision_scores().logsumexp(-1).sum(), model.abduction.scale_net.bias)
     assert gradient.isfinite().all() and gradient.any()
     chain = drawn(model, z, plan, 3).situated()
     with torch.no_grad():
-        found, wanted = chain.ranked(), drawn(model, z, plan, 3).ranked()
+        found, wanted = chain.decision_scores(), drawn(model, z, plan, 3).decision_scores()
         assert torch.equal(found.argmax(-1), wanted.argmax(-1))
 
 
@@ -245,16 +245,16 @@ def test_the_number_s_row_may_change_while_the_vocabulary_stands(tiny_tokenizer,
     z, generator = law_of(model).unsqueeze(1), torch.Generator().manual_seed(0)
     plan = CausalDecoding.preset("sample", seed=1)
     with torch.no_grad(), model.frozen_vocabulary():
-        drawn(model, z, plan, 1).ranked()
+        drawn(model, z, plan, 1).decision_scores()
         model.action.num_row.copy_(10 * torch.randn(model.action.num_row.shape, generator=generator))
-        words, found = model.vocabulary(), drawn(model, z, plan, 1).ranked()
+        words, found = model.vocabulary(), drawn(model, z, plan, 1).decision_scores()
         rows, _, used = words.rows_of_all()
         torch.testing.assert_close(words.all_norms[used], upcast(rows).norm(dim=1)[used])
         wider = model.double()
         row = wider.vocabulary().number_row()
     with torch.no_grad():
         assert row.dtype == torch.float64  # not the one that was kept, though it is equal
-        assert torch.equal(found, drawn(model.float(), z, plan, 1).ranked())
+        assert torch.equal(found, drawn(model.float(), z, plan, 1).decision_scores())
     with model.frozen_vocabulary():
         with torch.no_grad():
             kept = model.vocabulary().number_row()
@@ -283,7 +283,7 @@ def test_the_threshold_is_a_constant_and_the_log_partition(tiny_tokenizer, kind,
         loc = loc.masked_fill(~action.rest_mask, -torch.inf)
         wanted = temperature * (-0.7 + (loc / temperature).logsumexp(-1))
         found = chain.threshold.flatten()
-        assert found.dtype == torch.float32 and ranked.ranked() is not None
+        assert found.dtype == torch.float32 and ranked.decision_scores() is not None
         near = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0, "atol": 0.05}
         torch.testing.assert_close(found.double(), wanted, **near)
         torch.testing.assert_close(ranked.threshold.flatten(), found, **near)
@@ -351,7 +351,7 @@ def test_races_are_won_as_often_as_the_integral_says(tiny_tokenizer, kind, tempe
         p = race_distribution(upcast(whole.loc_S)[0, 0, used], whole.own()[0, 0, used]) * count
         for seed in range(0, count, 2_000):
             chain = drawn(model, z, CausalDecoding(own="token", temperature=temperature, seed=seed), 2_000)
-            picks += torch.bincount(chain.ranked()[:, 0].argmax(-1), minlength=len(picks))
+            picks += torch.bincount(chain.decision_scores()[:, 0].argmax(-1), minlength=len(picks))
     often = p > 10
     told = [np.append(one[often], one[~often].sum()) for one in (picks[used].double().numpy(), p.numpy())]
     assert often.sum() > 3 and picks[~used].sum() == 0

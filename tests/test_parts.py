@@ -84,7 +84,7 @@ def test_steps_taken_apart_are_the_steps_of_the_whole(tiny_tokenizer, family, sc
         words = model.action.rest_mask.nonzero().squeeze(-1)
         torch.testing.assert_close(rest.log_p()[0][..., words], whole.scores.log_p()[0][..., :rows][..., words])
         some = whole[:, 1:3]
-        torch.testing.assert_close(some.scores.ranked(), whole.scores.ranked()[:, 1:3])
+        torch.testing.assert_close(some.scores.decision_scores(), whole.scores.decision_scores()[:, 1:3])
         assert torch.equal(whole.decide(), whole.scores.decide())
         targets = torch.randint(0, 300, (2, 5))
         targets[0, 0] = number

@@ -233,7 +233,7 @@ def test_people_answer_with_texts(server, model):
 
 NOBODY = [
     (["Zoe"], "(a server knows those whose files are in its folder --individuals)"),
-    (["An"], "nobody is called 'An'; did you mean Ann?"),
+    (["An"], "no individual is called 'An'; did you mean Ann?"),
     ([], "at least 1 item"),
     ([{"seed": 1}] * (MOST_PEOPLE + 1), f"at most {MOST_PEOPLE} items"),
     ([{"seed": 1, "observations": ["a"]}], "exactly one of seed, observations and mix"),
@@ -244,7 +244,7 @@ NOBODY = [
     ([{"observations": ["They say so"], "likelihood": "values"}], "hold no number"),
     ([{"observations": [{"prompt": "a", "options": ["b", "c"], "chosen": "d"}]}], "'d' is none of the options b, c"),
     ([{"observations": [{"prompt": "", "options": ["b", "c"], "chosen": "b"}]}], "prompt of a choice is empty"),
-    ([{"observations": ["word " * 5000]}], "this server hears 4096 at once"),
+    ([{"observations": ["word " * 5000]}], "this server reads 4096 at once"),
     ([{"mix": ["Ann"], "share": 0.5}], "at least 2 items"),
     ([{"mix": ["Ann", "Bob"], "share": 1.5}], "less than or equal to 1"),
 ]
@@ -260,7 +260,7 @@ NO_WORLDS = [
     ({"interventions": [{"tokens": {"0": 1}}]}, "valid string"),
     ({"max_tokens": 5000}, "5000 tokens, this server writes 4000"),
     ({"noise": "none"}, "'abduct' or 'redraw'"),
-    ({"individual": "Zoe"}, "nobody is called 'Zoe'"),
+    ({"individual": "Zoe"}, "no individual is called 'Zoe'"),
     ({"prompt": "a " * 5000}, "context"),
     ({"temperature": -1.0}, "greater than or equal to 0"),
 ]
@@ -273,7 +273,7 @@ NO_SURVEYS = [
     ({"drawn": {"count": 1}, "questions": [{"prompt": ""}]}, "field prompt: expected text"),
     ({"drawn": {"count": 1}, "questions": [{"prompt": "a", "options": ["b"]}]}, "two options or more"),
     ({"drawn": {"count": 1}, "questions": [{"prompt": "a", "max_new_tokens": 5000}]}, "this server writes 4000"),
-    ({"individuals": {"A": "Zoe"}}, "nobody is called 'Zoe'"),
+    ({"individuals": {"A": "Zoe"}}, "no individual is called 'Zoe'"),
 ]
 ASKS_FOR_A_WORLD = {"prompt": "They say", "text": " so", "interventions": [{"prompt": "We say"}]}
 

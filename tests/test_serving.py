@@ -23,7 +23,7 @@ from causalqwen.modeling.loading import fingerprint
 from causalqwen.numbers import NumberRules
 from causalqwen.serving import ServerSettings, create_app, listening, load_individuals
 from causalqwen.serving.listening import Listener
-from causalqwen.serving.sampling import RowSampler, _fall
+from causalqwen.serving.softmax_sampling import RowSoftmaxSampler, _fall
 from causalqwen.serving.text import GrowingText
 from causalqwen_cli.app import app as cli
 from conftest import graft_tiny, make_backbone
@@ -377,7 +377,9 @@ def test_rows_are_drawn_by_their_own_temperature_and_nucleus(temperatures, top_p
 
     def drawn(rows: range) -> torch.Tensor:
         columns = temperatures[rows.start : rows.stop], top_ps[rows.start : rows.stop], [3] * len(rows)
-        return RowSampler(rows, *columns, 1, torch.device("cpu"))(torch.zeros(len(rows), 1), scores[rows]).argmax(-1)
+        return RowSoftmaxSampler(rows, *columns, 1, torch.device("cpu"))(
+            torch.zeros(len(rows), 1), scores[rows]
+        ).argmax(-1)
 
     found = drawn(range(6))
     assert torch.equal(found, torch.cat([drawn(range(row, row + 1)) for row in range(6)]))
@@ -486,7 +488,7 @@ def test_a_stop_string_spares_a_number_with_a_decimal_comma(model):
         ({"causal": {"individual_mode": "token", "noise_mode": "off", "individual": "Ann"}}, "causal.individual",
          "no effect under the preset token x off"),
         ({"causal": {"individual_mode": "token", "noise_mode": "off", "own_mode": "sequence"}}, "causal.own_mode", "should be"),
-        ({"causal": {"preset": "causal", "individual": "Ann"}}, "causal.individual", "nobody is held"),
+        ({"causal": {"preset": "causal", "individual": "Ann"}}, "causal.individual", "no individual is held"),
         ({"causal": {"preset": "persona", "individual": "../Ann"}}, "causal.individual", "did you mean Ann?"),
         ({"causal": {"preset": "bold"}}, "causal.preset", "should be"),
         ({"temperature": -1}, "temperature", "greater than"),

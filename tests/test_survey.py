@@ -184,8 +184,8 @@ def test_a_population_is_saved_and_parted(people, tmp_path):
     [
         ({"names": ["a", "a"]}, "two people are called 'a'"),
         ({"names": ["a"]}, "1 people have draws of the shape"),
-        ({"facts": {"age": [1]}}, "the fact 'age' is told of 1 people, and they are 2"),
-        ({"evidence": [()]}, "the evidence is told of 1 people"),
+        ({"facts": {"age": [1]}}, "the fact 'age' is given for 1 people, and they are 2"),
+        ({"evidence": [()]}, "the evidence is given for 1 people"),
     ],
 )
 def test_a_population_that_does_not_fit_together_is_refused(changed, message):

@@ -22,7 +22,7 @@ from causalqwen.modeling.explain_individual import favoured_tokens, what_told
 from causalqwen.modeling.layer_shift import decoder_layers, depths_of
 from causalqwen.modeling.logits_processors import ForcedToken, ForceTokens
 from causalqwen.modeling.reading import contexts_of, read_contexts, token_evidence
-from causalqwen.modeling.voice_likelihood import Words, log_likelihood, scores, told, windows_of
+from causalqwen.modeling.voice_likelihood import Words, log_likelihood, log_p_of, scores, windows_of
 from causalqwen.serving import load_individuals
 from causalqwen.training import learn_voices
 from causalqwen.training import voices as learning
@@ -89,7 +89,7 @@ def test_a_voice_is_added_behind_each_layer(tiny, family, tiny_tokenizer):
         tiny.features(ids, voice=voices[1]).last_hidden_state[1], spoken[1], rtol=1e-5, atol=1e-5
     )
     assert (spoken - before).abs().max() > 0.1
-    with pytest.raises(ValueError, match="belongs to the backbone that it was heard by"):
+    with pytest.raises(ValueError, match="belongs to the backbone that it was inferred with"):
         tiny.features(ids, voice=voices[:, :1])
     assert torch.equal(tiny.features(ids).last_hidden_state, before)
 
@@ -115,13 +115,13 @@ def test_the_score_is_the_gradient_of_the_likelihood(tiny_tokenizer, numbers):
     )
     step = 1e-2  # RMSNorm squares in float32
     for place, one in enumerate(contexts):
-        up, down = (told(model, [one], origin + sign * step * towards) for sign in (1, -1))
+        up, down = (log_p_of(model, [one], origin + sign * step * towards) for sign in (1, -1))
         assert (gradients[place] * towards).sum().item() == pytest.approx((up - down) / (2 * step), rel=2e-3)
         evidence = token_evidence(model, read_contexts(model, [one], origin))  # by the documents' likelihood of words
-        assert told(model, [one], origin) == pytest.approx(evidence.evaluate(torch.zeros(32).double())[0], abs=1e-6)
+        assert log_p_of(model, [one], origin) == pytest.approx(evidence.evaluate(torch.zeros(32).double())[0], abs=1e-6)
         assert counts[place] == len(evidence)
     both = log_likelihood(model, Words(model, contexts[1:]), origin)  # of one length: read together
-    assert both[0].item() == pytest.approx(told(model, contexts[1:2], origin), abs=1e-8)
+    assert both[0].item() == pytest.approx(log_p_of(model, contexts[1:2], origin), abs=1e-8)
     assert read_contexts(model, contexts[:1]).targets.shape[0] == counts[0] + int(numbers)
 
 
@@ -152,7 +152,7 @@ def test_somebody_is_heard_by_the_score_of_their_words(tiny_llama, tiny_voices):
     tokens = int(counts.sum())
     assert len(contexts) > 3 and who.name == "Ann" and who.evidence[0].tokens == tokens
     torch.testing.assert_close(who.voice, tiny_voices.heard(gradients.sum(0), tokens))
-    gained = told(tiny_llama, contexts, who.voice) - told(tiny_llama, contexts, None)
+    gained = log_p_of(tiny_llama, contexts, who.voice) - log_p_of(tiny_llama, contexts, None)
     # e1 is inferred as without a voice, from what is read under it
     words = token_evidence(tiny_llama, read_contexts(tiny_llama, contexts, who.voice))
     widest = tiny_llama.action.scales.widest
@@ -163,7 +163,7 @@ def test_somebody_is_heard_by_the_score_of_their_words(tiny_llama, tiny_voices):
     assert who.evidence[0].gained == pytest.approx(gained + posterior.gained, abs=1e-3)
     assert who.evidence[0].directions == pytest.approx(directions, rel=1e-4)
     assert who.is_inferred and not who.knows_values
-    assert "heard at every depth" in str(who) and "nobody's in particular" in str(who)
+    assert "heard at every depth" in str(who) and "the population average's" in str(who)
 
 
 def test_what_voices_cannot_do_is_refused(tiny_llama, tiny_voices, tmp_path):
@@ -172,7 +172,7 @@ def test_what_voices_cannot_do_is_refused(tiny_llama, tiny_voices, tmp_path):
     choice = Choice("He said", ("yes", "no"), "no")
     for asked, message in (
         (lambda: abduct(SAID, prior=voices, likelihood="ovr"), "leave spread, likelihood and method out"),
-        (lambda: abduct([SAID, choice], prior=voices), "a voice is heard in words"),
+        (lambda: abduct([SAID, choice], prior=voices), "a voice is inferred from words"),
         (lambda: abduct([], prior=voices), "no word that something comes before"),
         (lambda: abduct([Observation("a")], prior=voices), "no word that something comes before"),
         (lambda: abduct(SAID, prior=who), "give all that they said at once"),
@@ -274,7 +274,7 @@ def test_a_server_lets_voices_speak_beside_others(tiny_tokenizer, tmp_path):
     for name, one in people.items():
         one.save(tmp_path / f"{name}.safetensors")
     fitting = load_individuals(tmp_path, 32, depths_of(model.backbone))
-    for depths, told_of in (((5, 32), "has 5 layers of 32"), (None, "hears no voices")):
+    for depths, told_of in (((5, 32), "has 5 layers of 32"), (None, "takes no voices")):
         with pytest.raises(ValueError, match=f"Vera in .* has a voice for 2 layers of 32, and this backbone {told_of}"):
             load_individuals(tmp_path, 32, depths)
     causal = {"preset": "shared-individual"}
@@ -449,11 +449,11 @@ def test_one_text_of_somebody_tells_of_another(learned):
     later = [list(chain.from_iterable(windows_of(model, [kinds.text(kind) for _ in range(4)]))) for kind in (0, 1)]
     tokens = [int(Words(model, one).count.sum()) for one in later]
     for kind in (0, 1):
-        nats = [told(model, later[kind], one.voice) for one in who]
-        assert nats[kind] > nats[1 - kind] and nats[kind] > told(model, later[kind], voices.mean)
+        nats = [log_p_of(model, later[kind], one.voice) for one in who]
+        assert nats[kind] > nats[1 - kind] and nats[kind] > log_p_of(model, later[kind], voices.mean)
     # what is told of people held out is what strangers to them find
     for expected, of in ((alone, [voices.mean] * 2), (heard, [one.voice for one in who])):
-        gains = [told(model, later[kind], of[kind]) - told(model, later[kind], None) for kind in (0, 1)]
+        gains = [log_p_of(model, later[kind], of[kind]) - log_p_of(model, later[kind], None) for kind in (0, 1)]
         assert sum(gains) / sum(tokens) == pytest.approx(expected, abs=0.08)
     assert model.backbone.training is False and all(parameter.grad is None for parameter in model.parameters())
 
@@ -465,7 +465,7 @@ def test_people_who_are_all_alike_are_worth_nothing_to_each_other(tiny_llama):
     alone, heard = voices.gained
     others = [tiny_llama.abduct(kinds.text(0, 60), prior=voices).voice for _ in range(8)]
     later = list(chain.from_iterable(windows_of(tiny_llama, [kinds.text(0) for _ in range(4)])))
-    nats = [told(tiny_llama, later, voice) for voice in (voices.mean, torch.stack(others).mean(0), *others)]
+    nats = [log_p_of(tiny_llama, later, voice) for voice in (voices.mean, torch.stack(others).mean(0), *others)]
     tokens = int(Words(tiny_llama, later).count.sum())
     assert abs(heard - alone) < 0.03 and max(nats) - min(nats) < 0.06 * tokens
 

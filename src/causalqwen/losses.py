@@ -161,7 +161,7 @@ def gate(num_prob: Tensor, alpha: float, *, detach: bool = True) -> Tensor:
     """alpha + (1 - alpha) P_NUM, the weight of a number's likelihood (theory 3.7); ValueError for an alpha outside [0, 1].
 
     Detached by default: a gradient through the gate lowers P_NUM wherever the likelihood term is positive, that is, it
-    teaches the model not to announce the numbers that it predicts badly. `detach=False` is the documents' formula.
+    teaches the model not to announce the numbers that it predicts badly. `detach=False` is the original design's formula.
     """
     if not 0.0 <= alpha <= 1.0:
         raise ValueError(f"the gate's alpha must lie in [0, 1], got {alpha}")

@@ -21,7 +21,7 @@ def population(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """People who can be asked: inferred from what they said, or drawn from the law."""
+    """People who can be asked: inferred from what they said, or drawn from the distribution of individuals."""
     from causalqwen import Population
     from causalqwen.data import stream_rows
     from causalqwen.data.people import people_of_rows
@@ -29,24 +29,24 @@ def population(
 
     refuse((rows is None) == (drawn is None), "people are inferred from --rows, or --drawn: give one of them")
     given = [] if rows is None else list(stream_rows(rows))  # a row that cannot be read stops the run here
-    loaded, told = load_model(model, device), "drawn from the law"
+    loaded, how = load_model(model, device), "drawn from the distribution of individuals"
     if rows is None:
         people = Population.drawn(drawn, loaded.config.causal_size, seed)
     else:
-        said, facts, kinds = people_of_rows(given, loaded.processor)
+        observed, facts, kinds = people_of_rows(given, loaded.processor)
         likelihood = "values" if kinds == {"values"} else "softmax"
-        told = f"inferred from their {', '.join(sorted(kinds))} by likelihood {likelihood!r}"
+        how = f"inferred from their {', '.join(sorted(kinds))} by likelihood {likelihood!r}"
         if kinds != {"values"}:
-            told += "; between words and numbers nothing was learned: where numbers are asked, " + (
-                "numbers alone tell who they are" if "values" in kinds else "they are nobody in particular"
+            how += "; between words and numbers nothing was learned: where numbers are asked, " + (
+                "numbers alone tell who they are" if "values" in kinds else "they are the population average"
             )
         if "values" in kinds and not loaded.reads_numbers:
-            told = "inferred from their words; this model has not learned values: train it first, or their numbers tell nothing"
-        say(f"{rows.name}: {len(said):,} people, {told}")
-        people = loaded.abduct_people(said, facts=facts, likelihood=likelihood)
+            how = "inferred from their words; this model has not learned values: train it first, or their numbers tell nothing"
+        say(f"{rows.name}: {len(observed):,} people, {how}")
+        people = loaded.abduct_people(observed, facts=facts, likelihood=likelihood)
     people.save(output)
     result = {"output": str(output), "people": len(people), "facts": list(people.facts)}
-    show(result, f"{output}: {people}, {told}", as_json)
+    show(result, f"{output}: {people}, {how}", as_json)
 
 
 @command

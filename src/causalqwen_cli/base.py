@@ -1,4 +1,4 @@
-"""What every command shares: the app, its common options, how results and mistakes are told."""
+"""What every command shares: the app, its common options, how results and mistakes are shown."""
 
 import json
 import logging
@@ -151,19 +151,19 @@ def in_words(metrics: dict[str, Any]) -> str:
     from causalqwen.modeling.prediction import how_well
 
     count = metrics["value_count"]
-    told = how_well(count, metrics["median_error"], metrics.get("held_coverage", metrics["coverage"]["0.9"]))
+    accuracy = how_well(count, metrics["median_error"], metrics.get("held_coverage", metrics["coverage"]["0.9"]))
     announced = round(metrics["announced"] * count)
     few = ", too few: texts will hold the backbone's digits, without a distribution. More rows, or others, are needed"
-    return f"{told}; <NUM> is announced at {announced:,} of them{few if announced < count / 2 else ''}"
+    return f"{accuracy}; <NUM> is announced at {announced:,} of them{few if announced < count / 2 else ''}"
 
 
 def figures_line(metrics: dict[str, Any], *, words: bool = True) -> str:
     """Some figures in one line. words: those of words too, which a table has none of."""
     keys = ["median_error", "mae", "crps", "log_score"] + words * ["announced", "accuracy", "backbone_agreement"]
-    told = [f"{key.replace('_', ' ')} {metrics[key]:.4g}" for key in keys if key in metrics]
+    figures = [f"{key.replace('_', ' ')} {metrics[key]:.4g}" for key in keys if key in metrics]
     if coverage := metrics.get("coverage"):
         levels, covered = (
             "/".join(f"{100 * float(share):.0f}" for share in of) for of in (coverage, coverage.values())
         )
-        told.append(f"{levels}% intervals cover {covered}%")
-    return ", ".join(told)
+        figures.append(f"{levels}% intervals cover {covered}%")
+    return ", ".join(figures)

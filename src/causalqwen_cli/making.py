@@ -49,7 +49,7 @@ def graft(
     proof = prove(model, speech_paragraphs(numbers=False)[:4])
     save_model(model, output)
     config = model.config
-    where = "behind the matrix" if config.num_token_appended else "on a free row"
+    where = "after the matrix" if config.num_token_appended else "on a free row"
     free_rows = len(config.free_token_ids) + (not config.num_token_appended)
     result = {"model": str(output), "num_token_id": config.num_token_id, "free_rows": free_rows, "start": start}
     show(result | asdict(proof), f"{output}: <NUM> is token {config.num_token_id} ({where}); {proof}", as_json)

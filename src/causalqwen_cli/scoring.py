@@ -139,9 +139,9 @@ def demo(
         fetch_default_backbone(say)
     if quick:
         tell = (lambda text: None) if as_json else partial(print, flush=True)
-        told = quick_demo(output or Path("runs/quick"), backbone, tell)
+        result = quick_demo(output or Path("runs/quick"), backbone, tell)
         if as_json:
-            show(told, "", True)
+            show(result, "", True)
         return
     output = output or Path("runs/demo")
     metrics, report = run_demo(output, backbone, say=say), output / "report.html"

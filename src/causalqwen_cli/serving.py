@@ -30,7 +30,7 @@ def serve(
     api_key_file: Annotated[
         Path | None,
         Option(
-            help="File of keys, of which a request must hold one: a key a line, and behind it its requests a minute, if it has "
+            help="File of keys, of which a request must hold one: a key a line, and after it its requests a minute, if it has "
             f"a limit (or the variable {_KEY})."
         ),
     ] = None,
@@ -50,7 +50,7 @@ def serve(
 
     keys = os.environ.get(_KEY) if api_key_file is None else api_key_file.read_text(encoding="utf-8")
     is_loopback = host in ("127.0.0.1", "::1", "localhost")
-    settings = serving.ServerSettings(  # wrong ones are told before the model is loaded
+    settings = serving.ServerSettings(  # wrong ones are refused before the model is loaded
         name=name or model.resolve().name, preset=preset, window=window, timeout=timeout, max_rows=max_rows,
         max_waiting=max_waiting, max_tokens=max_tokens, max_body=max_body, max_prompts=max_prompts, max_heard=max_heard,
         api_keys={} if keys is None else serving.read_keys(keys), local=is_loopback and keys is None,
@@ -90,14 +90,14 @@ def explore(
         serving.run(app, listener)
 
 
-def _show_place(url: str, settings: "ServerSettings", told: str, as_json: bool) -> None:
-    show({"url": url, "model": settings.name, "individuals": list(settings.individuals)}, told, as_json)
+def _show_place(url: str, settings: "ServerSettings", line: str, as_json: bool) -> None:
+    show({"url": url, "model": settings.name, "individuals": list(settings.individuals)}, line, as_json)
 
 
 def _application(
     model: Path, settings: "ServerSettings", individuals: Path | None, device: str
 ) -> tuple["FastAPI", "ServerSettings"]:
-    """The model in a folder behind HTTP, and the settings with the individuals who can be named."""
+    """The model in a folder served over HTTP, and the settings with the individuals who can be named."""
     from causalqwen import serving
     from causalqwen.modeling.layer_shift import depths_of
     from causalqwen.modeling.loading import load_model

@@ -1,4 +1,4 @@
-"""Commands that write texts: generate, and what individuals would have said."""
+"""Commands that write texts: generate, and what individuals would have written."""
 
 import math
 from pathlib import Path
@@ -71,8 +71,8 @@ def _plan(preset: str, seed: int | None, temperature: float | None, individual: 
     still = f"--temperature does nothing with the preset {preset}, which draws nothing that it could change: "
     refuse(temperature is not None and not draws, f"{still}use sample, persona or softmax")
     refuse(is_saved and seed is None, "--save-individual keeps the individual of a seed: give --seed")
-    nobody = f"--save-individual: the preset {preset} draws nobody for the whole text, so that there is nobody to save"
-    refuse(is_saved and plan.individual != "sequence", nobody)
+    wrong = f"--save-individual: the preset {preset} draws no individual for the whole text, so there is none to save"
+    refuse(is_saved and plan.individual != "sequence", wrong)
     return plan
 
 
@@ -98,7 +98,7 @@ def abduct(
         bool, Option("--population", help="Each text is another person's: learn a --prior for people like them.")
     ] = False,
     html: Annotated[
-        Path | None, Page, Option(help="HTML page that draws the individual and the words that told most about them.")
+        Path | None, Page, Option(help="HTML page that draws the individual and the words that say most about them.")
     ] = None,
     beside: Annotated[list[Path] | None, Option(help="File of another individual for the picture; repeatable.")] = None,
     device: Device = "auto",
@@ -128,15 +128,15 @@ def abduct(
         people = {str(path): words for path, words in zip(text, texts, strict=True)}
         individual = loaded.abduct_population(people, likelihood=likelihood, name=name)
     else:
-        said, _, _ = people_of_rows(given, loaded.processor)
-        several = f"{rows} holds rows of {len(said)} individuals, expected one: {', '.join(list(said)[:5])}"
-        refuse(len(said) > 1, several)
-        named, heard = next(iter(said.items()), ("", []))
+        by_name, _, _ = people_of_rows(given, loaded.processor)
+        several = f"{rows} holds rows of {len(by_name)} individuals, expected one: {', '.join(list(by_name)[:5])}"
+        refuse(len(by_name) > 1, several)
+        named, observations = next(iter(by_name.items()), ("", []))
         how: dict[str, Any] = {"name": name or named, "prior": before, "spread": spread, "likelihood": likelihood}
-        individual = loaded.abduct([*texts, *heard], **how)
+        individual = loaded.abduct([*texts, *observations], **how)
     about: dict[str, Any] = {"output": str(output)}
     if html is not None:
-        write_portrait(html, loaded, individual, texts, others, heard)
+        write_portrait(html, loaded, individual, texts, others, observations)
         about["html"] = str(html)
     individual.save(output)
     about |= {"name": individual.name, "evidence": [vars(observed) for observed in individual.evidence]}
@@ -166,7 +166,7 @@ def voices(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Learn from the texts of many people how somebody is heard at every depth of the backbone."""
+    """Learn from the texts of many people the voice of somebody at every depth of the backbone."""
     from causalqwen.data import stream_rows
     from causalqwen.data.people import people_of_rows
     from causalqwen.modeling.loading import load_model
@@ -174,11 +174,11 @@ def voices(
 
     given = list(stream_rows(rows))  # a row that cannot be read stops the run here
     loaded = load_model(model, device)
-    said, _, kinds = people_of_rows(given, loaded.processor)
+    observed, _, kinds = people_of_rows(given, loaded.processor)
     wrong = f"{rows} holds {', '.join(sorted(kinds))}, and voices are learned from words alone"
     refuse(kinds != {"words"}, wrong)
-    say(f"{rows.name}: {len(said):,} people")
-    texts: dict[str, Any] = dict(said)
+    say(f"{rows.name}: {len(observed):,} people")
+    texts: dict[str, Any] = dict(observed)
     learned = learn_voices(loaded, texts, directions=directions, steps=steps, seed=seed)
     learned.save(output)
     found = {"people": learned.people, "directions": len(learned.loadings), "gained": learned.gained}
@@ -189,13 +189,13 @@ Edits = Annotated[list[str] | None, Option(help="Another prompt, which makes a w
 Values = Annotated[
     list[str] | None,
     Option(
-        help="POSITION=NUMBER: put this number behind so many tokens of the text; in every edit, or as a world of its own."
+        help="POSITION=NUMBER: put this number after so many tokens of the text; in every edit, or as a world of its own."
     ),
 ]
 Forced = Annotated[
     list[str] | None,
     Option(
-        help="POSITION=TEXT: put these words behind so many tokens of the text; in every edit, or as a world of its own."
+        help="POSITION=TEXT: put these words after so many tokens of the text; in every edit, or as a world of its own."
     ),
 ]
 Writers = Annotated[
@@ -216,7 +216,7 @@ def counterfactual(
         Path | None, Option(help="Folder of another grafted model that speaks in every edit, or in a world of its own.")
     ] = None,
     individual: Writers = None,
-    noise: Annotated[str, Option(help="abduct: keep the noise behind the text; redraw: draw it anew.")] = "abduct",
+    noise: Annotated[str, Option(help="abduct: keep the noise of the text; redraw: draw it anew.")] = "abduct",
     samples: Annotated[int, Option(min=1, help="Worlds per edit.")] = 1,
     max_new_tokens: Annotated[
         int | None, Option(min=1, help="Tokens to write at most (default: as many as were observed).")
@@ -228,7 +228,7 @@ def counterfactual(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """What the individual behind a text would have written in other worlds; changes are marked word by word."""
+    """What the individual who wrote a text would have written in other worlds; changes are marked word by word."""
     from causalqwen import Intervention, Observation
     from causalqwen.modeling.loading import load_model
     from causalqwen.modeling.worlds import world_numbers
@@ -258,15 +258,15 @@ def counterfactual(
     def lived(who: Any) -> list[list[tuple[Any, list]]]:
         """The worlds of each edit, each with its numbers."""
         worlds = zip(asked, loaded.counterfactual_samples(observed, asked, individual=who, **draws), strict=True)
-        return [[(one, world_numbers(of.model or loaded, one, who)) for one in of_edit] for of, of_edit in worlds]
+        return [[(world, world_numbers(of.model or loaded, world, who)) for world in of_edit] for of, of_edit in worlds]
 
-    told = [lived(who) for _, who in people]
+    made = [lived(who) for _, who in people]
     about: dict[str, Any] = {"prompt": prompt, "text": text}
     if html is not None:
-        write_worlds(html, observed, asked, people, told, noise)
-        told, about["html"] = [of_person[1:] for of_person in told], str(html)
+        write_worlds(html, observed, asked, people, made, noise)
+        made, about["html"] = [of_person[1:] for of_person in made], str(html)
     names = [name for name, _ in people]
-    rows = [(name, *world) for name, edited in zip(names, told, strict=True) for of_edit in edited for world in of_edit]
+    rows = [(name, *world) for name, edited in zip(names, made, strict=True) for of_edit in edited for world in of_edit]
     if noise == "abduct" and any(number.low is not None for _, _, numbers in rows for number in numbers):
         say("intervals are those of fresh noise; the values themselves keep the noise of what was observed")
     _show_worlds(rows, about, len(people) > 1, as_json)
@@ -293,7 +293,7 @@ def _at_places(option: str, given: list[str] | None) -> dict[int, str]:
     for setting in given or []:
         place, equals, what = setting.partition("=")
         if not (equals and place.strip().isdecimal() and what):
-            raise ValueError(f"{option} {setting!r} is not POSITION=..., a count of tokens and what comes behind them")
+            raise ValueError(f"{option} {setting!r} is not POSITION=..., a count of tokens and what comes after them")
         if int(place) in by_place:
             raise ValueError(f"{option} sets position {int(place)} twice")
         by_place[int(place)] = what

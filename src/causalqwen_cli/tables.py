@@ -55,17 +55,17 @@ def fit(
     made.fit(columns, values, groups=of_group)
     made.save(output)
     kinds = {column.name: column.kind for column in made.reader_.columns}
-    told = "\n".join(f"{name}: {kind}" for name, kind in kinds.items())
+    listing = "\n".join(f"{name}: {kind}" for name, kind in kinds.items())
     scores = figures_line(made.metrics_, words=False)
     about = {"model": str(output), "columns": kinds, "metrics": made.metrics_, "choice": made.choice_}
-    show(about, f"{told}\n{output}: fitted on {len(values):,} rows; each left out in turn: {scores}", as_json)
+    show(about, f"{listing}\n{output}: fitted on {len(values):,} rows; each left out in turn: {scores}", as_json)
 
 
 def _read(
     table: Path, target: str, texts: list[str], groups: str | None, decimal: str
 ) -> tuple[dict[str, list], dict[str, str], list[float], list[str] | None]:
     """The columns of a table without target and groups, their decimal marks, the targets, and the groups; how columns are read
-    is said."""
+    is shown."""
     from causalqwen.data import columns as reading
     from causalqwen.data.cells import mostly_numbers, told_of_decimals, with_numbers
 
@@ -112,8 +112,8 @@ def predict_table(model: Path, source: Path, output: Path, *, raw: bool, device:
             try:
                 arrow.array(cells)
             except (arrow.ArrowException, OverflowError) as error:
-                told = " ".join(str(error).split())
-                raise ColumnError(f"column {name!r}: no Parquet file holds it ({told}); name {output} .jsonl") from None
+                why = " ".join(str(error).split())
+                raise ColumnError(f"column {name!r}: no Parquet file holds it ({why}); name {output} .jsonl") from None
     for name, far in made.reader_.outside(made.reader_.checked(table)).items():
         held = f"column {name!r}: {int((far > 0).sum()):,} rows hold what no training row did"
         say(f"{held}; it is read as the nearest that one did, and intervals widen")

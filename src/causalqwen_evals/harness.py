@@ -20,7 +20,7 @@ from causalqwen_evals import rows
 
 
 class Answer(str):
-    """A generated text that knows how to `ask` for the number behind its prompt, as a distribution, whether or not the text has
+    """A generated text that knows how to `ask` for the number after its prompt, as a distribution, whether or not the text has
     one; anything else sees plain text."""
 
     ask: Callable[[], list[NumberPrediction]]

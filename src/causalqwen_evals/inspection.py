@@ -22,7 +22,7 @@ _PASSED_ON = {"temperature", "top_p", "top_k"}
 class CausalQwenAPI(models.ModelAPI):
     """A grafted model, one request at a time. `--model causalqwen/FOLDER`.
 
-    Messages are rendered by the backbone's chat template; where it has none, their texts are put one behind the other. What is
+    Messages are rendered by the backbone's chat template; where it has none, their texts are put one after the other. What is
     written holds its numbers as text.
 
     Args:
@@ -49,7 +49,7 @@ class CausalQwenAPI(models.ModelAPI):
     async def generate(
         self, input: list[ChatMessage], tools: list[ToolInfo], tool_choice: ToolChoice, config: GenerateConfig
     ) -> ModelOutput:
-        """A text. ValueError for tools, which these models have never heard of."""
+        """A text. ValueError for tools, which these models do not know."""
         if tools:
             raise ValueError("the provider causalqwen calls no tools; leave them out")
         async with self._alone:
@@ -60,8 +60,8 @@ class CausalQwenAPI(models.ModelAPI):
         processor = self.model.processor
         if processor.chat_template is None:
             return "\n".join(message.text for message in messages)
-        told = [{"role": message.role, "content": message.text} for message in messages]
-        text: str = processor.apply_chat_template(told, tokenize=False, add_generation_prompt=True)
+        plain = [{"role": message.role, "content": message.text} for message in messages]
+        text: str = processor.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
         return text
 
     def _written(self, prompt: str, config: GenerateConfig) -> ModelOutput:
@@ -90,7 +90,7 @@ class CausalQwenAPI(models.ModelAPI):
         return output
 
     async def law(self, prompt: str) -> dict[str, list[float]]:
-        """The number behind a prompt, as a distribution: see `rows.law_of`."""
+        """The number after a prompt, as a distribution: see `rows.law_of`."""
         async with self._alone:
             return rows.law_of((await anyio.to_thread.run_sync(self.model.predict_number, prompt))[0])
 
@@ -103,8 +103,8 @@ def causalqwen() -> type[models.ModelAPI]:
 
 @solver
 def number() -> Solver:
-    """Ask for the number behind the sample's text: a grafted model for its law, any other for a text, told to answer with a
-    number alone."""
+    """Ask for the number after the sample's text: a grafted model for its distribution, any other for a text, asked to answer
+    with a number alone."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         api = models.get_model().api
@@ -123,7 +123,7 @@ def number() -> Solver:
 
 @scorer(metrics={name: [mean(), stderr()] for name in ("crps", "error", "covered_90", "has_number")})
 def crps() -> Scorer:
-    """`rows.score_number` of the law, or of the text."""
+    """`rows.score_number` of the distribution, or of the text."""
 
     async def score(state: TaskState, target: Target) -> Score:
         answer = state.output.completion

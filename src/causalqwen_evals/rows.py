@@ -98,8 +98,8 @@ def score_number(value: float, answer: str, law: dict[str, list[float]] | None =
     has_number = law is not None
     if law is None:
         found = find_numbers(answer)
-        has_number, said = bool(found), found[0].value if found else 0.0
-        law = {"quantiles": [said] * len(CRPS_LEVELS), "interval_90": [said, said]}
+        has_number, predicted = bool(found), found[0].value if found else 0.0
+        law = {"quantiles": [predicted] * len(CRPS_LEVELS), "interval_90": [predicted, predicted]}
     quantiles = torch.tensor(law["quantiles"], dtype=torch.float64)
     low, high = law["interval_90"]
     return {

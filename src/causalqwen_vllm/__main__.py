@@ -24,10 +24,10 @@ def main() -> None:
     parser.add_argument("--api-key", "--api_key", nargs="*", help="vLLM's: of which a request must hold one")
     parser.add_argument("--config", help="vLLM's: YAML file of options")
     given, further = parser.parse_known_args()
-    said = {} if given.config is None else yaml.safe_load(Path(given.config).read_text(encoding="utf-8")) or {}
-    said = {name.replace("_", "-"): value for name, value in said.items()}
-    host = given.host or said.get("host") or "127.0.0.1"
-    keys = said.get("api-key") or os.environ.get("VLLM_API_KEY") if given.api_key is None else any(given.api_key)
+    options = {} if given.config is None else yaml.safe_load(Path(given.config).read_text(encoding="utf-8")) or {}
+    options = {name.replace("_", "-"): value for name, value in options.items()}
+    host = given.host or options.get("host") or "127.0.0.1"
+    keys = options.get("api-key") or os.environ.get("VLLM_API_KEY") if given.api_key is None else any(given.api_key)
     further += [] if given.config is None else ["--config", given.config]
     further += [] if given.api_key is None else ["--api-key", *given.api_key]
     config = CausalQwenConfig.from_pretrained(given.model)

@@ -223,15 +223,15 @@ def answer(
     ids, known = tokens["prompt_token_ids"], iter(params.extra_args[KEY]["values"])
     values = [next(known) if token == processor.num_token_id else 0.0 for token in ids]
     done = output.outputs[0]
-    text, said, of_token = GrowingText(processor, ids, values, (), after_space=after_space), [], []
+    text, predicted, of_token = GrowingText(processor, ids, values, (), after_space=after_space), [], []
     made = list(written(processor, done.token_ids, len(ids), numbers))
     for index, (_, token, law) in enumerate(made):
         of_token.append(0.0 if law is None else law["value"])
         span = text.append(token, of_token[-1])
         if law is not None:
-            said.append(Number(token=index, span=span, **law))
+            predicted.append(Number(token=index, span=span, **law))
     text.take(final=True)
-    return Answer(text.text, [token for _, token, _ in made], of_token, said, done.finish_reason, seed)
+    return Answer(text.text, [token for _, token, _ in made], of_token, predicted, done.finish_reason, seed)
 
 
 def written(

@@ -24,7 +24,7 @@ from causalqwen.modeling.alternatives import Likelihood
 from causalqwen.modeling.prediction import check_speaker
 from causalqwen.parts.value_axes import ValueAxes
 from causalqwen.serving.batching import Beside, Job, Piece, Prompt, Row
-from causalqwen.serving.logprobs import Told
+from causalqwen.serving.logprobs import PlacedToken
 from causalqwen.serving.requests import NumbersRequest, parse
 from causalqwen.serving.settings import ApiError, ServerSettings, individual_of, load_individuals
 from causalqwen.serving.texts import TextService, answer_error
@@ -93,7 +93,7 @@ class _Service(TextService):
         if engine.vllm_config.parallel_config.data_parallel_size > 1:  # an engine of several knows nothing of that
             raise ValueError(f"a grafted model cannot be served this way: {ONE_ENGINE}")
         axes = ValueAxes(config)
-        axes.law()  # a model whose numbers need a class is told so before anything is served
+        axes.law()  # a model whose numbers need a class is refused before anything is served
         individuals = load_individuals(folder, config.causal_size) if folder else {}
         settings = ServerSettings(
             name=(args.served_model_name or [args.model])[0],
@@ -107,14 +107,14 @@ class _Service(TextService):
         super().__init__(settings, processor, config, self.engine)
 
     async def numbers(self, request: Request) -> Response:
-        """The laws of the numbers behind prompts."""
+        """The distributions of the numbers after prompts."""
         asked = parse(NumbersRequest, await self.body(request))
         self.check_name(asked.model)
         texts = asked.texts(self.processor, self.settings.max_prompts)
         individual = individual_of(asked.individual, self.settings, "individual")
         values = asked.values or [None] * len(texts)
-        told = await self.engine.laws(texts, individual, values, asked)
-        data = [{"index": index, "value": values[index]} | law for index, law in enumerate(told)]
+        laws = await self.engine.laws(texts, individual, values, asked)
+        data = [{"index": index, "value": values[index]} | law for index, law in enumerate(laws)]
         return JSONResponse({"object": "list", "model": asked.model, "data": data})
 
 
@@ -150,7 +150,7 @@ class EngineWriter:
         for task in self._running.pop(job, ()):
             task.cancel()
 
-    async def _write(self, job: Job, row: Row, scored: asyncio.Task[list[Told]]) -> None:
+    async def _write(self, job: Job, row: Row, scored: asyncio.Task[list[PlacedToken]]) -> None:
         try:
             likely = await scored
             row.finish = None if job.max_tokens else "length"
@@ -164,7 +164,7 @@ class EngineWriter:
             logging.getLogger(__name__).exception("a request failed")
             job.deliver(error if isinstance(error, ApiError) else ApiError(500, "the engine failed on this request"))
 
-    async def _likelihoods(self, prompt: Prompt, count: int) -> list[Told]:
+    async def _likelihoods(self, prompt: Prompt, count: int) -> list[PlacedToken]:
         """The tokens of a prompt with their likelihoods, where those are asked for. All but the last are read."""
         if prompt.starts is None:
             return []
@@ -235,7 +235,7 @@ class EngineWriter:
             self._aside("forget_numbers", [key])
 
     def _aside(self, method: str, *args: Any) -> None:
-        """Ask the workers for something that nobody waits for."""
+        """Ask the workers for something that nothing waits for."""
         task = asyncio.ensure_future(self._engine.collective_rpc(method, args=args))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
@@ -271,7 +271,7 @@ class EngineWriter:
     async def laws(
         self, texts: list[str], individual: Individual | None, values: list[float | None], asked: NumbersRequest
     ) -> list[dict[str, Any]]:
-        """The law of the number behind each text. ApiError 400 for one that cannot be predicted."""
+        """The distribution of the number after each text. ApiError 400 for one that cannot be predicted."""
         encoded = self._processor(texts, prompt=True)
         keys = [uuid.uuid4().hex for _ in texts]
         classes = asked.classes if isinstance(asked.classes, list) else [asked.classes] * len(texts)
@@ -295,11 +295,11 @@ class EngineWriter:
                     raise ApiError(400, message, param="prompts", code="context_length_exceeded")
 
             await asyncio.gather(*(self._read(*request, key) for request, key in zip(requests, keys, strict=True)))
-            told = await self._engine.collective_rpc(
+            answers = await self._engine.collective_rpc(
                 "tell_laws", args=(list(zip(keys, values, strict=True)), asked.levels, asked.points)
             )
         except ValueError as error:
             raise ApiError(400, str(error), param="prompts") from None
         finally:
             self._aside("forget_numbers", keys)
-        return told[-1]
+        return answers[-1]

@@ -24,7 +24,7 @@ from causalqwen.modeling.ends import MANY, TextEnd, keep_numbers
 from causalqwen.modeling.prediction import NumberPrediction, predict_values
 from causalqwen.modeling.reader import EVERY, read_numbers
 from causalqwen.modeling.scores import Vocabulary
-from causalqwen.serving.sampling import RowSampler
+from causalqwen.serving.softmax_sampling import RowSoftmaxSampler
 from causalqwen_vllm.client import processor_of
 from causalqwen_vllm.request_options import FOLLOWER, ONE_ENGINE, TOKENS_ALONE
 from causalqwen_vllm.requests import Company, Request, Step, companies, offered
@@ -48,8 +48,8 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
     sequence: its first digit is decided in its stead.
 
     The decoder's layers may lie on several ranks, of which the last decides. Where values are read from the whole backbone
-    (`read_backbone`), `forward` returns states of its layers behind z, and the means of the cache are read in a step that
-    decides a number, or whose law is asked for, and in no other.
+    (`read_backbone`), `forward` returns states of its layers after z, and the means of the cache are read in a step that
+    decides a number, or whose distribution is asked for, and in no other.
     """
 
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
@@ -128,7 +128,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         intermediate_tensors: Any = None,
         inputs_embeds: Tensor | None = None,
     ) -> Any:
-        """Features [N, H] of the N tokens of all rows, one row after the other, with states of layers behind them where these
+        """Features [N, H] of the N tokens of all rows, one row after the other, with states of layers after them where these
         are read; on a rank that does not decide, what vLLM's decoder hands to the next one."""
         if self._finds_steps:
             self.begin(self._found_step(input_ids, positions), input_ids)
@@ -210,7 +210,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         return [found[row] for row in range(len(requests))]
 
     def _read_whole(self, requests: Sequence[Request]) -> None:
-        """Put what else the whole backbone tells behind the features of what each of the requests decided in this step, where
+        """Put what else the whole backbone gives after the features of what each of the requests decided in this step, where
         numbers are read from it: see `read_backbone`."""
         for request in requests:
             assert request.pending is not None and self._decided is not None, "a number follows from something"
@@ -219,8 +219,8 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
                 z, means = features[: self.config.hidden_size], self._means(self._decided)
                 ids = torch.tensor([request.ids[: request.pending[0]]], device=z.device)
                 numbers = read_numbers(ids, ids[:, None] >= 0, self.processor.digits(z.device))
-                told = means[self._decided.requests.index(request)], *(block[0, 0] for block in numbers)
-                request.widen(torch.cat([z, features, *told]))
+                further = means[self._decided.requests.index(request)], *(block[0, 0] for block in numbers)
+                request.widen(torch.cat([z, features, *further]))
 
     def _means(self, step: Step) -> Tensor:
         """[B, heads x D of all layers], the mean of the cached values over what each row's last token sees: what a query of
@@ -243,8 +243,8 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
 
     @torch.inference_mode()
     def numbers_of(self, asked: Sequence[tuple[Request, int]]) -> list[dict[int, tuple[float, NumberPrediction]]]:
-        """By place, from a place of each request on: the value that was written, and the law that it came from with every draw
-        integrated out. Whether the last place holds a number is for the caller to know."""
+        """By place, from a place of each request on: the value that was written, and the distribution that it came from with
+        every draw integrated out. Whether the last place holds a number is for the caller to know."""
         found = [(request, request.may_be_numbers(since, self._whole)) for request, since in asked]
         lacking = (request for request, followed in found if any(map(request.lacks, followed)))
         for part in batches(lacking, LAWS_AT_ONCE):
@@ -255,8 +255,8 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
 
     @torch.inference_mode()
     def laws_of(self, places: Sequence[tuple[Request, int, Tensor]]) -> list[NumberPrediction]:
-        """The law of a number at each place of a request, from the features [H] that it follows from; of one individual and
-        class many are made at once."""
+        """The distribution of a number at each place of a request, from the features [H] that it follows from; of one
+        individual and class many are made at once."""
         alike: dict[tuple[int, str | None], list[int]] = {}
         for row, (request, _, _) in enumerate(places):
             alike.setdefault((id(request.options.individual), request.options.number_class), []).append(row)
@@ -293,8 +293,8 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         scores = self._scores_of_groups(asked, at, features, last)
         if self.value_kernel is not None:
             best = (scores[:, self.config.num_token_id] >= scores.amax(-1)).tolist()
-            told = zip(asked, may_be, best, strict=True)
-            self._read_whole([request for request, of, number in told if of and (number or request.options.laws)])
+            announced = zip(asked, may_be, best, strict=True)
+            self._read_whole([request for request, of, number in announced if of and (number or request.options.laws)])
         if self.config.context.hides:
             self._announce(asked, at, may_be, scores)
         return self._with_digits(requests, places, rows, scores) if self.config.context.writes else scores
@@ -376,7 +376,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         def ranked(every: bool = False) -> Tensor:
             if company is not None:
                 company.every_score = every
-            scores = Chain(self, features, _draws(company, last.unsqueeze(1))).ranked()[:, 0]
+            scores = Chain(self, features, _draws(company, last.unsqueeze(1))).decision_scores()[:, 0]
             if self._free is None:  # kept where the scores are: a list would go there at every step
                 self._free = torch.tensor(self.config.free_token_ids, dtype=torch.int64, device=scores.device)
             return scores.index_fill_(1, self._free, -torch.inf) if len(self._free) else scores
@@ -403,7 +403,7 @@ class CausalQwenForCausalLM(heads.GraftModules, nn.Module, SupportsLoRA, Support
         temperatures, top_ps = [each.plan.temperature for each in options], [each.top_p for each in options]
         seeds = [each.seed for each in options]
         lengths = [place + request.hidden_before(place) for request, place in zip(requests, places, strict=True)]
-        sampler = RowSampler(seeds, temperatures, top_ps, lengths, 1, scores.device)
+        sampler = RowSoftmaxSampler(seeds, temperatures, top_ps, lengths, 1, scores.device)
         return sampler(last.unsqueeze(1), scores)
 
 

@@ -32,10 +32,10 @@ class RequestOptions:
 
     plan: without its seed. values: of the prompt's numbers, left to right; where vLLM gets no `<NUM>`, their count matters to
     the draws of `softmax`. places: of their first digits, where vLLM gets no `<NUM>`; of a model that copies. key: under which
-    its numbers are kept for whoever asks for them; "" for nobody. top_p: of the preset `softmax`, whose draws are those of
+    its numbers are kept for whoever asks for them; "" for none. top_p: of the preset `softmax`, whose draws are those of
     `causalqwen serve`. number_class: of its numbers, as a model's own `number_class`. kept_from: the first place of which what
-    it follows from is kept under the key; None for none. laws: whether somebody asks for the law of a number where none is
-    decided, which a model that reads the whole backbone has to read at once.
+    it follows from is kept under the key; None for none. laws: whether somebody asks for the distribution of a number where
+    none is decided, which a model that reads the whole backbone has to read at once.
     """
 
     plan: CausalDecoding
@@ -106,7 +106,7 @@ def check_silent(individual: Individual) -> None:
     """ValueError for somebody with a voice."""
     if individual.voice is not None:
         raise ValueError(
-            f"{individual} is heard at every depth, and vLLM's layers are compiled: serve them by `causalqwen serve`"
+            f"{individual} has a voice at every depth, and vLLM's layers are compiled: serve them by `causalqwen serve`"
         )
 
 
@@ -123,7 +123,7 @@ def _individual(given: Any) -> Individual:
 
 
 def check_params(params: Any) -> None:
-    """ValueError for SamplingParams without `RequestOptions`, that decide behind the plan's back, or cannot be served."""
+    """ValueError for SamplingParams without `RequestOptions`, that decide without the plan, or cannot be served."""
     RequestOptions.read((params.extra_args or {}).get(KEY))
     if params.temperature != 0:
         raise ValueError(

@@ -19,11 +19,11 @@ class Request:
     A token's place is its index in vLLM's sequence, the prompt included. With `hides` the sequence holds no `<NUM>`, and a
     number's place is that of its first digit. `ids`: the tokens of the prompt and those fed since; `digits`: place -> the token
     that stands there whatever is predicted. `values`: place -> value, where the last token is no number too. `pending`: place
-    and features of the token that was decided last, behind them what the whole backbone tells where it was read.
+    and features of the token that was decided last, after them what the whole backbone gives where it was read.
 
     Features [H], by place, that a generated number follows from (`followed`) and that any token does (`kept`, from
     `kept_from` on, in the processor's memory, since vLLM counts on the whole of a GPU's); once `forgotten`, or without a key,
-    neither. Where the model copies, `said`: value by place, of all numbers of the text, and `keys`: what each followed from.
+    neither. Where the model copies, `stated`: value by place, of all numbers of the text, and `keys`: what each followed from.
 
     Raises:
         ValueError: more or fewer values than the prompt has numbers, one that should be hidden, an individual of another size.
@@ -48,7 +48,7 @@ class Request:
             raise ValueError(f"{len(options.values)} hidden numbers came with {len(options.places)} places")
         self.options, self.hides, self.copies = options, hides, copies
         self.values = {} if hides else dict(zip(places, options.values, strict=True))
-        self.said = dict(zip(options.places if hides else places, options.values, strict=True)) if copies else {}
+        self.stated = dict(zip(options.places if hides else places, options.values, strict=True)) if copies else {}
         self.keys: dict[int, Tensor] = {}
         self.ids = list(prompt)
         self.digits: dict[int, int] = {}
@@ -71,7 +71,7 @@ class Request:
 
     def read(self, place: int, features: Tensor) -> None:
         """Note which of the features [n, H] of the tokens from `place` on the numbers of the text followed from."""
-        for at in self.said if len(self.keys) < len(self.said) else ():
+        for at in self.stated if len(self.keys) < len(self.stated) else ():
             index = max(at - 1, 0) - place
             if at not in self.keys and 0 <= index < len(features):
                 unseen = self.hides and at == 0
@@ -113,7 +113,7 @@ class Request:
         return place not in self.values and self.pending is not None and self.pending[0] == place
 
     def widen(self, features: Tensor) -> None:
-        """Keep these in place of the features of the token that was decided last: what else was read stands behind them."""
+        """Keep these in place of the features of the token that was decided last: what else was read stands after them."""
         assert self.pending is not None, "a number follows from something"
         place, _ = self.pending
         self.pending = place, features
@@ -133,10 +133,10 @@ class Request:
 
     def say(self, place: int) -> None:
         """A number stands at `place`, the value that was written there."""
-        if place in self.said or place in self.followed or self.pending is None or self.pending[0] != place:
+        if place in self.stated or place in self.followed or self.pending is None or self.pending[0] != place:
             return
         if self.copies:
-            self.said[place], self.keys[place] = self.values[place], self.pending[1].clone()
+            self.stated[place], self.keys[place] = self.values[place], self.pending[1].clone()
         if not self.forgotten:
             self.followed[place] = self.pending[1].clone()
 
@@ -151,7 +151,7 @@ class Request:
 class Step:
     """The rows of a step of vLLM's, whose tokens stand one row after the other.
 
-    starts: where each row's tokens start, and the last one's end, behind which CUDA graphs leave what stood there before.
+    starts: where each row's tokens start, and the last one's end, after which CUDA graphs leave what stood there before.
     first, last: the place of each row's first token, and int64 [B] of its last. attention: vLLM's metadata by layer; means:
     what was read through it of each row, if it was. is_read: whether what follows from the tokens was noted.
     """
@@ -200,7 +200,7 @@ class Step:
 
 def offered(asked: Sequence[tuple[Request, int]]) -> Candidates | None:
     """The numbers that stand before a place of a request, of several; None where the model does not copy, or none stands."""
-    before = [sorted(at for at in request.said if at < place) for request, place in asked]
+    before = [sorted(at for at in request.stated if at < place) for request, place in asked]
     most = max(map(len, before), default=0)
     if not most:
         return None
@@ -210,7 +210,7 @@ def offered(asked: Sequence[tuple[Request, int]]) -> Candidates | None:
     places = torch.full((len(asked), most), NOWHERE)
     for row, ((request, _), numbers) in enumerate(zip(asked, before, strict=True)):
         for column, at in enumerate(numbers):
-            features[row, column], values[row, column], places[row, column] = request.keys[at], request.said[at], at
+            features[row, column], values[row, column], places[row, column] = request.keys[at], request.stated[at], at
     at_place = torch.tensor([place - 1 for _, place in asked])
     return Candidates(features, values, places, torch.arange(len(asked)), at_place).to(some.device)
 

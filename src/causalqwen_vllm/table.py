@@ -1,4 +1,4 @@
-"""Which request stands in which row of vLLM's batch, told by its older model runner or by V2."""
+"""Which request stands in which row of vLLM's batch, reported by its older model runner or by V2."""
 
 from collections import OrderedDict
 from collections.abc import Sequence

@@ -21,8 +21,8 @@ class NumberWorker:
         return self.model_runner.get_model()  # type: ignore[attr-defined]
 
     def take_numbers(self, keys: list[str]) -> list[dict[str, dict[str, Any]]]:
-        """Per request, by the place of each number that was generated: its `value`, and of its law (`numbers_of`) `loc` and
-        `scale` on the value axis, `median`, `intervals`, `num_prob` and `announced`. Given once.
+        """Per request, by the place of each number that was generated: its `value`, and of its distribution (`numbers_of`)
+        `loc` and `scale` on the value axis, `median`, `intervals`, `num_prob` and `announced`. Given once.
 
         ValueError for a key that no request came with, or whose numbers were taken before.
         """
@@ -80,7 +80,7 @@ class NumberWorker:
     def see_alternatives(
         self, asked: Sequence[tuple[str, int, int, tuple[list[int], list[float]], int]]
     ) -> list[dict[str, Any]]:
-        """The fields of a `Place` for each key's place, where a token stands behind a text, with so many alternatives."""
+        """The fields of a `Place` for each key's place, where a token stands after a text, with so many alternatives."""
         model = self._served
         seen: list[dict[str, Any]] = []
         for key, place, token, before, count in asked if model.decides else ():
@@ -99,7 +99,7 @@ class NumberWorker:
         if missing := [at for at in range(place, place + count) if at not in kept]:
             raise ValueError(
                 f"what the token at {missing[0]} of {key!r} follows from is not kept: places from kept_from on are, until they "
-                "are told, but for those that the prefix cache knows; ask in order and once, with kept_from at the first "
+                "are given, but for those that the prefix cache knows; ask in order and once, with kept_from at the first "
                 "place, and with skip_reading_prefix_cache=True where that is in the prompt"
             )
         for at in [at for at in kept if at < place]:
@@ -109,8 +109,8 @@ class NumberWorker:
     def tell_laws(
         self, asked: Sequence[tuple[str, float | None]], levels: Sequence[float], points: int | None
     ) -> list[dict[str, Any]]:
-        """The law of the number behind each key's prompt, of which one token was made, as a server tells it; given once. With
-        the true value, where one is known."""
+        """The distribution of the number after each key's prompt, of which one token was made, as a server sends it; given
+        once. With the true value, where one is known."""
         model = self._served
         if not model.decides:
             return []

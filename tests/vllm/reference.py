@@ -19,7 +19,7 @@ from causalqwen.data import Row, encode_rows
 from causalqwen.distributions import NOISE_STREAM, uniform_draws
 from causalqwen.modeling.loading import load_model
 from causalqwen.numbers import format_number
-from causalqwen.serving.sampling import RowSampler
+from causalqwen.serving.softmax_sampling import RowSoftmaxSampler
 from causalqwen.training import TrainSettings, train
 from conftest import make_backbone
 
@@ -287,7 +287,9 @@ def reference(
     if plan.decision == "softmax":
         lengths, width = batch["attention_mask"].sum(-1).tolist(), batch["input_ids"].shape[1]
         rows = len(prompts)
-        sampler = RowSampler(seeds, [plan.temperature] * rows, [top_p] * rows, lengths, width, torch.device("cpu"))
+        sampler = RowSoftmaxSampler(
+            seeds, [plan.temperature] * rows, [top_p] * rows, lengths, width, torch.device("cpu")
+        )
         choice = {
             "do_sample": False,
             "return_dict_in_generate": True,

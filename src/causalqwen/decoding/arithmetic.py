@@ -1,6 +1,6 @@
 """Arithmetic of individuals, in normal scores g = Phi^-1(e1), which are N(0, I) over people (theory 3.16).
 
-Voices (theory 3.17) are added as they are, and nobody's is 0: whoever has none counts as 0 beside somebody who has one.
+Voices (theory 3.17) are added as they are: whoever has none, as the population average, counts as 0 beside one who has.
 
 What is not known of people who were inferred is kept as draws around the result: of a mixture or a mean as much as of those
 who enter it, on average. Different people are taken to be independent of each other.
@@ -25,8 +25,8 @@ def mix(individual: Individual, other: Individual, share: float = 0.5) -> Indivi
 
         g = ((1 - t) g1 + t g2) / ((1 - t)^2 + t^2 + 2 t (1 - t) max(r, 0))^(1/2),   r the cosine of g1 and g2
 
-    Without the root a mixture of two strangers would be nearer to nobody than people are. ValueError for a share outside [0, 1]
-    (beyond an end lies `move`), or sizes that differ.
+    Without the root a mixture of two strangers would be nearer to the population average than people are. ValueError for a
+    share outside [0, 1] (beyond an end lies `move`), or sizes that differ.
     """
     if not 0 <= share <= 1:
         raise ValueError(f"a share lies between 0 and 1, got {share}; beyond one of the two lies `move`")
@@ -48,8 +48,8 @@ def move(individual: Individual, start: Individual, end: Individual, amount: flo
 
 
 def mean(people: Sequence[Individual] | Population) -> Individual:
-    """What several have in common, the mean of g; of n strangers 1/n^(1/2) as far from nobody as each of them is. ValueError
-    for nobody, or sizes that differ."""
+    """What several have in common, the mean of g; of n strangers 1/n^(1/2) as far from the population average as each of them
+    is. ValueError for no individual, or sizes that differ."""
     several = [people[name] for name in people.names] if isinstance(people, Population) else list(people)
     if not several:
         raise ValueError("a mean needs one individual at least")
@@ -63,12 +63,12 @@ def nearest(
     """Names of those who are most like `individual`, with how far away each is, nearest first.
 
     The distance is |g - g'| / (2 C)^(1/2), C the coordinates: two strangers drawn from the law are 1 apart on average. Who was
-    inferred from little lies near nobody: compare people of whom equally much is known. Between two who have voices it is
+    inferred from little lies near the average: compare people of whom equally much is known. Between two who have voices it is
     |v - v'| / (|v|^2 + |v'|^2)^(1/2), the voice being what is known of them. ValueError where some have one and others none.
     """
     names = list(people.names) if isinstance(people, Population) else list(people)
     if not names:
-        raise ValueError("nobody to compare with")
+        raise ValueError("no individual to compare with")
     met = [people[name] for name in names]
     if individual.voice is None and all(other.voice is None for other in met):
         g, *others = _normals([individual, *met])
@@ -81,9 +81,9 @@ def nearest(
 
 def _apart(individual: Individual, other: Individual) -> float:
     if individual.voice is None or other.voice is None:
-        silent, heard = (individual, other) if individual.voice is None else (other, individual)
+        silent, voiced = (individual, other) if individual.voice is None else (other, individual)
         raise ValueError(
-            f"{_called(silent)} has no voice and {_called(heard)} has one, which cannot be compared: infer both from their "
+            f"{_called(silent)} has no voice and {_called(voiced)} has one, which cannot be compared: infer both from their "
             "words with the same voices (`causalqwen abduct --prior voices.safetensors`), or both without"
         )
     sizes = individual.voice.square().sum() + other.voice.square().sum()
@@ -110,7 +110,7 @@ def _normals(people: Sequence[Individual]) -> list[Tensor]:
 
 def _made(normal: Tensor, parts: Sequence[tuple[Individual, float]], name: str) -> Individual:
     """The one at `normal`, with what is not known of those who enter it: sum of share_i^(1/2) (draw of i - g_i)."""
-    shares: dict[Individual, float] = {}  # of each once: nobody is independent of themselves
+    shares: dict[Individual, float] = {}  # of each once: no individual is independent of itself
     for person, share in parts:
         shares[person] = shares.get(person, 0.0) + share
     evidence = tuple(dict.fromkeys(seen for person in shares for seen in person.evidence))

@@ -22,7 +22,7 @@ class BoundDecoding:
     seeds: Tensor  # int64 [B]
     causal_size: int
     individuals: Tensor | None = None  # e1 of given individuals, float64 [B, C]
-    voice: Tensor | None = None  # theirs [B, L, H], 0 for one who has none; None where nobody has one
+    voice: Tensor | None = None  # theirs [B, L, H], 0 for one who has none; None where no individual has one
     observed: list[ObservedNoise] | None = None  # given noise, one per row
     origins: Tensor | None = None  # int64 [B]: the position that the first token of an observed noise is decided at
     every_score: bool = False  # scores of tokens that cannot win are wanted too: a processor may take the best away
@@ -168,7 +168,7 @@ class Drawn:
     def __init__(self, bound: BoundDecoding, positions: Tensor) -> None:
         self.bound, self.positions, self.plan = bound, positions, bound.plan
         self.off = self.plan.noise == "off"
-        self.by_loc = self.plan.decision != "ovr"
+        self.by_loc = self.plan.decision in ("loc", "softmax")
         self.races = self.plan.own != "marginal"
         self.moves = self.plan.individual_mode != "marginal" or self.plan.noise not in ("marginal", "off")
         self.restricts, self.temperature = self.plan.restricts, self.plan.temperature

@@ -43,7 +43,7 @@ class Individual:
         draws: the posterior as equally likely Phi^-1(e1), float64 [m, C], where it was integrated or sampled.
         line: what observed values say, for an integral on a line, float64 [3, n]: their residuals, sizes and noise scales
             (`line_posterior`). Further values then count as if all had been observed at once.
-        voice: what is added behind each layer of the backbone wherever this one speaks, float32 [L, H] (theory 3.17); None
+        voice: what is added after each layer of the backbone wherever this one speaks, float32 [L, H] (theory 3.17); None
             for nothing. `Voices` infers it, and it belongs to the backbone that they were learned with.
     """
 
@@ -67,7 +67,7 @@ class Individual:
         if self.draws is not None and (self.draws.dim() != 2 or self.draws.shape[1] != len(factor)):
             raise ValueError(f"draws of {len(factor)} coordinates have the shape {tuple(self.draws.shape)}")
         if self.line is not None and (self.line.dim() != 2 or self.line.shape[0] != 3):
-            raise ValueError(f"what values told on a line has the shape {tuple(self.line.shape)}, expected (3, n)")
+            raise ValueError(f"evidence of values on a line has the shape {tuple(self.line.shape)}, expected (3, n)")
         if self.voice is not None:
             voice = self.voice.detach().float()
             if voice.dim() != 2 or not voice.numel() or not bool(voice.isfinite().all()):
@@ -97,7 +97,7 @@ class Individual:
     @classmethod
     def nobody(cls, causal_size: int) -> "Individual":
         """The centre of the cube, U = loc_U: what the context alone makes likeliest."""
-        return cls(torch.full((causal_size,), 0.5, dtype=torch.float64), "nobody in particular")
+        return cls(torch.full((causal_size,), 0.5, dtype=torch.float64), "the population average")
 
     @property
     def normal(self) -> Tensor:
@@ -163,19 +163,19 @@ class Individual:
         counts = {"tokens": tokens, "values": values, "choices": choices}
         seen = [f"{count:,} {kind}" for kind, count in counts.items() if count]
         gained, last = sum(e.gained for e in self.evidence), self.evidence[-1]
-        told = (
+        text = (
             f"{head}, inferred from {' and '.join(seen)}: {gained:.1f} nats gained on them "
             f"({gained / max(tokens + values + choices, 1):.3f} each), {last.directions:.0f} directions determined"
         )
         if last.directions < 0.5:
-            told += ": hardly told apart from nobody in particular"
+            text += ": hardly apart from the population average"
         if not self.knows_values:
-            told += "; between words and numbers nothing was learned, so that their numbers are nobody's in particular"
-        return told + ")"
+            text += "; between words and numbers nothing was learned, so their numbers are the population average's"
+        return text + ")"
 
 
 def voices_of(people: Sequence[Individual]) -> Tensor | None:
-    """The voice of each [n, L, H], 0 for one who has none; None where nobody has one. ValueError for different backbones."""
+    """The voice of each [n, L, H], 0 for one who has none; None where none has one. ValueError for different backbones."""
     spoken = [person.voice for person in people if person.voice is not None]
     if any(voice.shape != spoken[0].shape for voice in spoken):
         raise ValueError("the individuals have voices of different backbones")

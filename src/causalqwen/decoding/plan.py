@@ -95,7 +95,7 @@ class CausalDecoding:
             `Individual` (or one per row), which is then held for the whole text.
         noise: the noise that all tokens share: "marginal", "token", "sequence", or "off" (no noise at all).
         own: the noise of each token's own score: "marginal", so that argmax_k P_k decides; "token" (drawn anew), so that the
-            highest score does; or an `ObservedNoise` (or one per row) behind the prompt, and fresh noise after its end. The
+            highest score does; or an `ObservedNoise` (or one per row) after the prompt, and fresh noise after its end. The
             original design's score scale has no own noise.
         temperature: T >= 0, by which scores are divided: it multiplies all noise of the scores. 1 is the distribution of the
             model; 0 decides as the backbone does. Values vary no more than at 1.

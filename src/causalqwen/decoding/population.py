@@ -32,8 +32,8 @@ _CONDITION = re.compile(r"\s*(.+?)\s*(==|!=|<=|>=|<|>)\s*(.+?)\s*")
 
 def seed_of(*key: Any) -> int:
     """A seed of 64 bits for whatever a key of words and numbers names, the same everywhere (blake2b)."""
-    told = json.dumps(key, ensure_ascii=False, default=str).encode()
-    return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little", signed=True)
+    encoded = json.dumps(key, ensure_ascii=False, default=str).encode()
+    return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little", signed=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,10 +66,10 @@ class Population:
         if len(set(self.names)) < len(self.names):
             twice = next(name for place, name in enumerate(self.names) if name in self.names[:place])
             raise ValueError(f"two people are called {twice!r}")
-        told = {f"the fact {fact!r}": known for fact, known in self.facts.items()}
-        for what, column in {**told, "the evidence": self.evidence}.items():
+        facts = {f"the fact {fact!r}": known for fact, known in self.facts.items()}
+        for what, column in {**facts, "the evidence": self.evidence}.items():
             if len(column) != len(self.names):
-                raise ValueError(f"{what} is told of {len(column)} people, and they are {len(self.names)}")
+                raise ValueError(f"{what} is given for {len(column)} people, and they are {len(self.names)}")
 
     @classmethod
     def of(
@@ -83,16 +83,16 @@ class Population:
         tell. Of whoever was inferred, `KEPT` draws are kept, by seed and name."""
         if not people:
             raise ValueError("a population needs one person at least")
-        if heard := [name for name, person in people.items() if person.voice is not None]:
+        if voiced := [name for name, person in people.items() if person.voice is not None]:
             raise ValueError(
-                f"{heard[0]} has a voice, and surveys read each question once for everybody: leave them out"
+                f"{voiced[0]} has a voice, and surveys read each question once for everybody: leave them out"
             )
         numbers = numbers or {}
         inferred = any(person.is_inferred for person in (*people.values(), *numbers.values()))
 
-        def rows(told: Mapping[str, Individual]) -> Tensor:
+        def rows(individuals: Mapping[str, Individual]) -> Tensor:
             made = []
-            for name, person in told.items():
+            for name, person in individuals.items():
                 likely = person.likely(KEPT, seed_of(seed, name)) if person.is_inferred else person.normal.unsqueeze(0)
                 spread = torch.linspace(0, len(likely) - 1, KEPT if inferred else 1, dtype=torch.float64).round().long()
                 made.append(likely[spread].float())
@@ -100,16 +100,16 @@ class Population:
 
         facts = facts or {}
         columns = dict.fromkeys(fact for name in people for fact in facts.get(name, {}))
-        told = {fact: [facts.get(name, {}).get(fact) for name in people] for fact in columns}
+        by_fact = {fact: [facts.get(name, {}).get(fact) for name in people] for fact in columns}
         evidence = [
             person.evidence + (numbers[name].evidence if name in numbers else ()) for name, person in people.items()
         ]
         of_numbers = rows({name: numbers.get(name, person) for name, person in people.items()}) if numbers else None
-        return cls(list(people), rows(people), told, evidence, of_numbers)
+        return cls(list(people), rows(people), by_fact, evidence, of_numbers)
 
     @classmethod
     def drawn(cls, count: int, causal_size: int, seed: int = 0) -> "Population":
-        """People whom nobody knows, drawn from the law: person j is `Individual.from_seed(seed + j)`."""
+        """People of whom nothing is known, drawn from the law: person j is `Individual.from_seed(seed + j)`."""
         seeds = torch.arange(count) + check_seed(seed)
         normal = torch.special.ndtri(uniform_draws(seeds, INDIVIDUAL_STREAM, WHOLE_TEXT, causal_size))
         return cls([f"seed {own}" for own in seeds.tolist()], normal.float().unsqueeze(1))
@@ -122,16 +122,16 @@ class Population:
 
     @property
     def knows_values(self) -> list[bool]:
-        """See `Individual.knows_values`; where `numbers` are apart, of whom some were heard."""
+        """See `Individual.knows_values`; where `numbers` are apart, of whom some were observed."""
         kinds = ({observed.likelihood for observed in seen} for seen in self.evidence)
-        of_values = (heard == {"values"} or (self.numbers is not None and "values" in heard) for heard in kinds)
-        return [not inferred or told for inferred, told in zip(self.is_inferred, of_values, strict=True)]
+        of_values = (used == {"values"} or (self.numbers is not None and "values" in used) for used in kinds)
+        return [not inferred or known for inferred, known in zip(self.is_inferred, of_values, strict=True)]
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __getitem__(self, name: str) -> Individual:
-        """Somebody by name. KeyError for nobody."""
+        """Somebody by name. KeyError for an unknown name."""
         place = {known: place for place, known in enumerate(self.names)}[name]
         known, draws = self.part([place]), self.draws[place].double()
         kept = {"draws": draws if known.is_inferred[0] else None}
@@ -153,7 +153,7 @@ class Population:
         """The people of whom every condition holds, such as "age > 60" or "sex == woman".
 
         A condition compares a fact, or `name`, with a number or a word by ==, !=, <, <=, > or >=. Of whom a fact is not known
-        is left out. ValueError for a condition that cannot be read, a fact that nobody has, or if nobody is left.
+        is left out. ValueError for a condition that cannot be read, a fact that no individual has, or if none is left.
         """
         places: Sequence[int] = range(len(self))
         for condition in conditions:
@@ -205,8 +205,8 @@ def _holds(known: Any, compare: str, wanted: str, condition: str) -> bool:
     return bool(_COMPARISONS[compare](str(known), wanted.strip("\"'")))
 
 
-def _number(told: Any) -> float | None:
+def _number(value: Any) -> float | None:
     try:
-        return None if isinstance(told, bool) else float(told)
+        return None if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         return None

@@ -1,4 +1,4 @@
-"""Voices: where people who were heard differ at every depth of a backbone, learned from many of them (theory 3.17)."""
+"""Voices: where people who were observed differ at every depth of a backbone, learned from many of them (theory 3.17)."""
 
 import os
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ class Voices:
 
         u = probes . (score - n expected) / (n + patience),   a = u / (1 + |u|^2 / reach^2)^(1/2),   voice = mean + a . loadings
 
-    score: the gradient of the log-likelihood of n tokens by what is added behind each layer, at `origin`. That is the posterior
+    score: the gradient of the log-likelihood of n tokens by what is added after each layer, at `origin`. That is the posterior
     mean of a, where scores are linear in it and n tokens tell n / patience of what the prior tells, held within `reach`.
 
     Args:
@@ -53,8 +53,8 @@ class Voices:
             raise ValueError("patience and reach of voices are positive")
         object.__setattr__(self, "people", int(self.people))
         if self.gained is not None:
-            alone, heard = self.gained
-            object.__setattr__(self, "gained", (float(alone), float(heard)))
+            alone, inferred = self.gained
+            object.__setattr__(self, "gained", (float(alone), float(inferred)))
 
     def place(self, score: Tensor, tokens: int) -> Tensor:
         """a [K] of somebody whose n tokens have this score [L, H]."""
@@ -91,11 +91,11 @@ class Voices:
 
     def __str__(self) -> str:
         layers, size = self.origin.shape
-        told = f"{len(self.loadings)} directions at {layers} depths of {size}, learned from {self.people:,} people"
+        text = f"{len(self.loadings)} directions at {layers} depths of {size}, learned from {self.people:,} people"
         if self.gained is not None:
             worth = "; to people held out worth {1:+.3f} nats a token, {0:+.3f} of them without knowing who speaks"
-            told += worth.format(*self.gained)
-        return f"Voices({told})"
+            text += worth.format(*self.gained)
+        return f"Voices({text})"
 
 
 def load_prior(path: str | os.PathLike) -> Individual | Voices:
@@ -111,5 +111,5 @@ def check_voice(voice: Tensor, layers: int, size: int) -> None:
     if tuple(voice.shape[-2:]) != (layers, size):
         raise ValueError(
             f"a voice for {voice.shape[-2]} layers of {voice.shape[-1]} does not fit a backbone that has {layers} of {size}: "
-            "a voice belongs to the backbone that it was heard by"
+            "a voice belongs to the backbone that it was inferred with"
         )

@@ -127,7 +127,7 @@ def choice_diversity(
         plan = CausalDecoding.preset("sample", seed=10**9 + seed * 10**7 + place * draws)
         bound = BoundDecoding.bind(plan, draws, model.config.causal_size, z.device, copies=draws)
         drawn = bound.at(torch.zeros(draws, 1, dtype=torch.int64, device=z.device))
-        picks = Chain(model, features, drawn, words).ranked()[:, 0].argmax(-1).cpu()
+        picks = Chain(model, features, drawn, words).decision_scores()[:, 0].argmax(-1).cpu()
         distances.append((torch.bincount(picks, minlength=len(p)) / draws - p).abs().sum().item() / 2)
         picked = torch.multinomial(p, draws, replacement=True, generator=generator)
         errors.append((torch.bincount(picked, minlength=len(p)) / draws - p).abs().sum().item() / 2)

@@ -183,7 +183,7 @@ class ValueEvidence:
 
 @dataclass(frozen=True)
 class Branches:
-    """The tokens that options go on with, fork by fork, T branches in all: score of each where nobody in particular speaks,
+    """The tokens that options go on with, fork by fork, T branches in all: score of each for the population average,
     float64 [T]; reach, what a unit of q(g) adds to it, [T, C]; sizes of the forks; paths bool [O, T] that each option takes."""
 
     score: Tensor

@@ -61,8 +61,8 @@ def line_nodes(
         return law.log_prob(t, zero, unit) + of_values.sum(-1)
 
     with torch.no_grad():
-        told = sizes != 0  # a value that t does not move has no peak
-        peaks = torch.where(told, residuals / sizes, 0.0), torch.where(told, scale / sizes.abs(), 1.0)
+        moved = sizes != 0  # a value that t does not move has no peak
+        peaks = torch.where(moved, residuals / sizes, 0.0), torch.where(moved, scale / sizes.abs(), 1.0)
         centre, width = (F.pad(peak, (0, 1), value=end) for peak, end in zip(peaks, (0.0, 1.0), strict=True))
         reach = _REACH * (centre.abs() + width).amax(-1, keepdim=True)
         rungs = 4.0 ** torch.arange(_RUNGS, dtype=torch.float64, device=residuals.device)

@@ -73,7 +73,7 @@ Others = tuple[Tensor, Tensor, Tensor]
 
 def _others(loc: Tensor, own: Tensor, index: Tensor) -> Others:
     """loc, own and how many, float64 [N, K], of all tokens but those of index [N, 1]: the best one by one, what comes after
-    them in bins, and nothing of what lies so far below that it beats nobody."""
+    them in bins, and nothing of what lies so far below that it beats none."""
     top = loc.topk(min(_TOP, loc.shape[-1]), dim=-1)
     own_top, least = own.gather(-1, top.indices), top.values[:, -1:]
     width = _WIDTH * own_top.amax(-1, keepdim=True)

@@ -51,14 +51,14 @@ def likeliest_spread(gradient: Tensor, information: Tensor, widest: float = 1.0)
 def likeliest_population(
     gradients: Sequence[Tensor], informations: Sequence[Tensor], *, widest: float = 1.0
 ) -> tuple[Tensor, float]:
-    """Mean [C] and standard deviation of g ~ N(mean, s^2 I), the law of people under which what they said is likeliest.
+    """Mean [C] and standard deviation of g ~ N(mean, s^2 I), the distribution of people under which their words are likeliest.
 
     The mean has a prior N(0, s^2 I), as wide as one more person at 0, and is integrated out. Each one's log-likelihood is
     quadratic around 0 (gradient b_p, information F_p): C_p = (F_p + I/s^2)^-1, A = (n + 1) I/s^2 - sum C_p/s^4,
     h = sum C_p b_p/s^2, log evidence(s) = (sum b_p^T C_p b_p + h^T A^-1 h - log det(s^2 A) - sum log det(I + s^2 F_p)) / 2,
     maximized over s up to `widest`; mean = A^-1 h.
     """
-    told = [(pull.double(), known.double()) for pull, known in zip(gradients, informations, strict=True)]
+    people = [(pull.double(), known.double()) for pull, known in zip(gradients, informations, strict=True)]
     size = len(gradients[0])
     identity = torch.eye(size, dtype=torch.float64, device=gradients[0].device)
 
@@ -66,7 +66,7 @@ def likeliest_population(
     def at(log_spread: float) -> tuple[float, Tensor]:
         precision = math.exp(-2 * log_spread)
         of_mean, pull, evidence = identity * precision, torch.zeros_like(identity[0]), 0.0
-        for gradient, information in told:
+        for gradient, information in people:
             factor = torch.linalg.cholesky(positive_definite(information + identity * precision))
             covariance = torch.cholesky_inverse(factor)
             mode = covariance @ gradient

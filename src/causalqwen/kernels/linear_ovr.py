@@ -66,7 +66,7 @@ def sample_negatives(pi: Tensor, generator: torch.Generator | None = None) -> Ne
 IMPLEMENTATIONS = ("auto", "chunked", "compiled", "triton", "reference")
 
 
-@torch.compiler.disable  # blocks and library products: there is nothing to fuse, and the graph simply goes on behind it
+@torch.compiler.disable  # blocks and library products: there is nothing to fuse, and the graph simply goes on after it
 def linear_ovr_loss(
     loc: Tensor,
     scale: Tensor,

@@ -55,7 +55,7 @@ def alternatives(
     count: int,
     candidates: Candidates | None = None,
 ) -> list[Place]:
-    """The place behind each of the features [n, H], where the tokens [n] stand, with the `count` likeliest.
+    """The place after each of the features [n, H], where the tokens [n] stand, with the `count` likeliest.
 
     before: of each, ids and values of the text before it (its end is enough). candidates: what each may be a copy of.
     """

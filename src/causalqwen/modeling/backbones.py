@@ -166,7 +166,7 @@ _FEWEST_COLUMNS = 256
 
 
 def resolve_device(device: str) -> str:
-    """ "auto" is an accelerator where there is one; else what is said, a torch device. ValueError for "cuda" where none is."""
+    """ "auto" is an accelerator where there is one; else the torch device named. ValueError for "cuda" where none is."""
     if str(device).startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device {device}: no CUDA device is here, or this torch is built without CUDA")
     return device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"

@@ -121,13 +121,13 @@ class GraftedModel(PreTrainedModel, laws.GraftModules, CausalGenerationMixin):
         align_parameters(model)
         return loaded
 
-    def save_pretrained(self, save_directory: Any, *, remote_code: bool = False, **kwargs: Any) -> None:  # type: ignore[override] # told by keyword
+    def save_pretrained(self, save_directory: Any, *, remote_code: bool = False, **kwargs: Any) -> None:  # type: ignore[override] # given by keyword
         """transformers' `save_pretrained` (safetensors); beside the weights the processor, a card (`modeling.card`) and
         checksums (`files.SUMS`), which `causalqwen doctor --scan` holds the files against.
 
         Args:
             remote_code: also a file of one import, by which transformers finds this library with `trust_remote_code=True` where
-                nobody imports it (`modeling.remote_code`).
+                no code imports it (`modeling.remote_code`).
 
         Raises:
             ValueError: a configuration that was set to what there is not; `push_to_hub`, which is a method of its own.
@@ -184,10 +184,10 @@ class GraftedModel(PreTrainedModel, laws.GraftModules, CausalGenerationMixin):
         voice: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """The backbone's own output on numerically aware embeddings; z is its `last_hidden_state` [B, S, H], with r behind it,
+        """The backbone's own output on numerically aware embeddings; z is its `last_hidden_state` [B, S, H], with r after it,
         [B, S, H + R], where numbers are read from the whole backbone (`read_backbone`).
 
-        What it sees is said by `seen`, and the names of a cache by `forward`. Where `bf16` is set, its matrix products are
+        What it sees is described by `seen`, and the names of a cache by `forward`. Where `bf16` is set, its matrix products are
         taken in bfloat16 (autocast). voice: the speaker's, [L, H], or one for each row, [B, L, H]: see `layer_shift.speaking`.
         """
         if (input_ids is None) == (inputs_embeds is None):
@@ -301,7 +301,7 @@ class GraftedModel(PreTrainedModel, laws.GraftModules, CausalGenerationMixin):
             logits_to_keep: positions from the end to compute heads for (0: all), or their indices.
             output_ovr: also return scale_S, ovr_probs and decisions.
             skip_logits: do not form the [B, S, V'] scores at all; the loss then comes from blocks of the vocabulary.
-            scores_only: compute `logits` alone; under a plan, the scores that it decides by: see `Chain.ranked`.
+            scores_only: compute `logits` alone; under a plan, the scores that it decides by: see `Chain.decision_scores`.
             causal_decoding: draws of a plan: logits, values and decisions are those of the drawn individuals.
             num_items_in_batch, num_numbers_in_batch: counts over the whole accumulated batch that the two losses are
                 divided by; this batch's own by default. With the first alone, as transformers' Trainer counts, both are divided
@@ -340,7 +340,7 @@ class GraftedModel(PreTrainedModel, laws.GraftModules, CausalGenerationMixin):
             positions = token_positions(outputs.last_hidden_state, seen, places, cache)
             draws = causal_decoding.at(positions[:, kept])
         if scores_only:
-            result = CausalQwenOutput(logits=Chain(self, features, draws).ranked(), features=features)
+            result = CausalQwenOutput(logits=Chain(self, features, draws).decision_scores(), features=features)
         else:
             masks, candidates = None, None
             if labels is not None:

@@ -1,7 +1,7 @@
 """The model card: a checkpoint's README.md, from its configuration and from what is known of its training.
 
 `training.json` beside it holds the facts: how many rows and numbers, the stages, the scores on held-out rows. A figure that is
-not there is not told. A card that was changed by hand is somebody's own and stays; any other is written anew with the weights,
+not there is not shown. A card that was changed by hand is somebody's own and stays; any other is written anew with the weights,
 which its last line tells: the SHA-256 of all before it.
 """
 
@@ -111,7 +111,7 @@ def sealed(text: str) -> str:
 
 
 def is_own(card: bytes) -> bool:
-    """Whether nobody changed this card since it was written here."""
+    """Whether this card is unchanged since it was written here."""
     text = card.decode("utf-8", "replace")
     *_, last = [None, *_SEAL.finditer(text)]
     return last is not None and sealed(text[: last.start() - 1]).encode() == card
@@ -225,10 +225,10 @@ def upload(
 
 
 def _eval_results(metrics: dict[str, Any]) -> list[EvalResult]:
-    told = {name: metrics[key] for key, name in _OF_HUB.items() if _finite(metrics.get(key))}
+    results = {name: metrics[key] for key, name in _OF_HUB.items() if _finite(metrics.get(key))}
     covered = metrics.get("coverage", {}).get("0.9")
     if _finite(covered):
-        told["coverage_90"] = covered
+        results["coverage_90"] = covered
     return [
         EvalResult(
             task_type="text-generation",
@@ -239,7 +239,7 @@ def _eval_results(metrics: dict[str, Any]) -> list[EvalResult]:
             metric_type=name,
             metric_value=value,
         )
-        for name, value in told.items()
+        for name, value in results.items()
     ]
 
 
@@ -251,11 +251,11 @@ def _data(config: CausalQwenConfig, trained: dict[str, Any] | None) -> str:
     if trained is None:
         return "None: nothing was learned since the graft." if config.value_range is None else "Not recorded."
     held = f"; {trained['held_out']:,} further rows were held out" if trained["held_out"] else ""
-    told = f"{trained['rows']:,} rows with {trained['numbers']:,} numbers were learned{held}."
+    text = f"{trained['rows']:,} rows with {trained['numbers']:,} numbers were learned{held}."
     if config.value_range is not None:
         low, high = config.value_range
-        told += f" Values lie between {low:g} and {high:g}."
-    return told + " Whose rows they are, and under which terms, is for their publisher to say here."
+        text += f" Values lie between {low:g} and {high:g}."
+    return text + " Whose rows they are, and under which terms, is for their publisher to say here."
 
 
 def _settings(config: CausalQwenConfig, trained: dict[str, Any] | None) -> str:
@@ -284,7 +284,7 @@ def _table(head: tuple[str, str], rows: dict[str, Any]) -> str:
 
 def _scores(trained: dict[str, Any] | None) -> str:
     metrics = {} if trained is None else trained["metrics"]
-    rows = {told: brief(metrics[key]) for key, told in _SCORES.items() if _finite(metrics.get(key))}
+    rows = {label: brief(metrics[key]) for key, label in _SCORES.items() if _finite(metrics.get(key))}
     if not rows:
         return "None were taken."
     return (
@@ -297,14 +297,14 @@ def _scores(trained: dict[str, Any] | None) -> str:
 def _calibration(config: CausalQwenConfig, trained: dict[str, Any] | None) -> str:
     metrics = {} if trained is None else trained["metrics"]
     covered, raw = metrics.get("coverage"), metrics.get("coverage_raw", {})
-    told = "Intervals of numbers were not fitted to rows."
+    text = "Intervals of numbers were not fitted to rows."
     if covered:
         how = "recalibrated on these rows" if config.interval_levels is not None else "as the law gives them"
         rows = {
             f"{float(level):.0%}": f"{share:.1%} ({raw[level]:.1%})" for level, share in covered.items() if level in raw
         }
-        told = _table(("central interval", f"numbers inside, {how} (raw)"), rows)
-    return told
+        text = _table(("central interval", f"numbers inside, {how} (raw)"), rows)
+    return text
 
 
 def _limits(config: CausalQwenConfig, trained: dict[str, Any] | None) -> str:

@@ -9,7 +9,7 @@
                                                    vocabulary matrix and of <NUM>             action, theory 2.4
     C_k  chain.threshold                [..., 1]   what a token's score has to pass           theory 3.5
     P_k  chain.scores.p()               [..., V']  P(S_k > C_k)                               theory 2.5
-         chain.ranked()                 [..., V']  the decision is its argmax: of P_k, or of
+         chain.decision_scores()                 [..., V']  the decision is its argmax: of P_k, or of
                                                    S_k where own noise is drawn too           theory 3.6
     U_Y  chain.read_by_values()         [..., C]   U as the value head reads it               theory 3.3
     Y    chain.value()                  [...]      the value W_reg U_Y + b_reg, with noise,
@@ -66,7 +66,7 @@ class Chain:
     """One pass through the chain at the features z [..., H] of some positions.
 
     draws: what a decoding plan draws at these positions; nothing by default. What is known already of a step is simply set:
-    `chain.threshold = ...`. features may be [..., H + R], with what the whole backbone tells behind z (`read_backbone`): the
+    `chain.threshold = ...`. features may be [..., H + R], with what the whole backbone tells after z (`read_backbone`): the
     value reader alone looks at it.
     """
 
@@ -225,7 +225,7 @@ class Chain:
 
     # ---- decision ----------------------------------------------------------------------------------------------------
 
-    def ranked(self) -> Tensor:
+    def decision_scores(self) -> Tensor:
         """What the plan's decision is the argmax of, [..., V']; -inf for tokens that are known to lose (theory 3.6).
 
         Without a plan that is loc_S, as the backbone decides; and where a scale that all share decides nothing. Under one it is
@@ -235,12 +235,12 @@ class Chain:
         if draws.by_loc:
             return self.loc_S
         if not self.action.scales.common:
-            return self.scores.ranked()
+            return self.scores.decision_scores()
         if not draws.races:
             if self.drawn is None:
                 return self.loc_S
             self._take_both()
-            return self.scores.ranked()
+            return self.scores.decision_scores()
         a_gpu_would_wait = self.features.device.type != "cpu"
         if a_gpu_would_wait or draws.every_score or torch.is_grad_enabled() or self.action.law.alpha != 2:
             return self.raced()
@@ -498,7 +498,7 @@ class Scores:
             also_right=also_right, vocabulary_mask=self.mask, reduction="none",
         )  # fmt: skip
 
-    def ranked(self) -> Tensor:
+    def decision_scores(self) -> Tensor:
         """What the decision is the argmax of [..., K], float32; -inf for masked rows (theory 3.6).
 
         (loc - C) / scale increases in P_k at every distance from the threshold, where P_k itself saturates. Under a common
@@ -511,4 +511,4 @@ class Scores:
 
     def decide(self) -> Tensor:
         """argmax_k P_k, int64 [...]; ties to the lowest id."""
-        return self.ranked().max(-1).indices  # three times as fast as argmax, and the first of equals too
+        return self.decision_scores().max(-1).indices  # three times as fast as argmax, and the first of equals too

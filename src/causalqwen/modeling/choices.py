@@ -63,9 +63,9 @@ def check_options(options: Sequence[str]) -> None:
 def predict_choice(
     model: GraftedModel, prompts: str | Sequence[str], options: Sequence[str], *, individual: Individual | None = None
 ) -> list[ChoicePrediction]:
-    """Which of the options follows each prompt, as `individual` would say it; nobody in particular by default.
+    """Which of the options follows each prompt, as `individual` would say it; the population average by default.
 
-    Options are what may be written behind the prompt, each to the end of its line. At every token where they part, a
+    Options are what may be written after the prompt, each to the end of its line. At every token where they part, a
     softmax over loc_S of the tokens that they go on with says how likely each branch is. What is not known about somebody who
     was inferred is integrated out. ValueError for an empty prompt, fewer than two options or two that are alike.
     """
@@ -77,7 +77,7 @@ def predict_choice(
     g = individual.likely(200) if individual.is_inferred else individual.normal.unsqueeze(0)
     q = model.action.law.quantile_of_normal(g.to(model.device))
     read = [read_options(model, prompt, options, individual.voice) for prompt in prompts]
-    return [ChoicePrediction(tuple(options), tuple(one.log_probs(q).exp().mean(0).tolist())) for one in read]
+    return [ChoicePrediction(tuple(options), tuple(branches.log_probs(q).exp().mean(0).tolist())) for branches in read]
 
 
 def choice_evidence(model: GraftedModel, choices: Sequence[Choice]) -> ChoiceEvidence:
@@ -92,7 +92,7 @@ def read_options(model: GraftedModel, prompt: str, options: Sequence[str], voice
     before = encode_text(model, prompt, prompt=True)
     if not len(before.ids):
         raise ValueError("the prompt of a choice is empty")
-    written = [_ids_behind(model, prompt, option) for option in options]
+    written = [_ids_after(model, prompt, option) for option in options]
     forks = sorted({way[:length] for way in written for length in range(len(way))}, key=lambda way: (len(way), way))
     scores, reaches, sizes, steps = [], [], [], []
     for fork in forks:
@@ -125,8 +125,8 @@ def last_features(model: GraftedModel, text: EncodedText, voice: Tensor | None =
     return hidden
 
 
-def _ids_behind(model: GraftedModel, prompt: str, option: str) -> tuple[int, ...]:
-    """The tokens of an option as it stands behind a prompt, through the end of its line."""
+def _ids_after(model: GraftedModel, prompt: str, option: str) -> tuple[int, ...]:
+    """The tokens of an option as it stands after a prompt, through the end of its line."""
     last, first = (prompt.rstrip(" ") or prompt)[-1], option.strip()[0]
     joined = last.isspace() or any(unicodedata.east_asian_width(character) in "WF" for character in (last, first))
     text = f"{'' if joined else ' '}{option.strip()}\n"

@@ -20,7 +20,7 @@ from causalqwen.parts.compatibility import check_needs, missing
 
 Levels = Annotated[list[Share], Field(min_length=len(WANTED_LEVELS), max_length=len(WANTED_LEVELS))]
 FORMAT = 3
-"""The format of a saved config.json, told there as `format_version`. No other format is read."""
+"""The format of a saved config.json, given there as `format_version`. No other format is read."""
 
 
 class IndividualLevels:
@@ -120,7 +120,7 @@ class CausalQwenConfig(PreTrainedConfig):
     Args:
         text_config: the backbone's own configuration, or a dictionary of it.
         num_token_id: id of `<NUM>`: the first free row of the vocabulary matrix, or its number of rows V where there is
-            no free row (`<NUM>` then has rows of its own, behind the matrix).
+            no free row (`<NUM>` then has rows of its own, after the matrix).
         free_token_ids: the other rows that no token uses; left out of losses, decisions and samplers.
         causal_size: C; None for the hidden size H. Below H the model has an lm_head of its own, see `narrow_head`.
         start: which of `STARTS` the parameters started from.
@@ -143,7 +143,7 @@ class CausalQwenConfig(PreTrainedConfig):
         initial_scale, initial_noise, initial_threshold: gamma, |b_noise| and C at the start.
         number_context: what the context holds of a number: "value", `<NUM>` with its value; "digits", `<NUM>`, which the
             backbone does not see, and the number as it is written; "both". See `modeling.context`.
-        number_embedding: "added", embed(x) + phi(v), or "features", z sigmoid(v w + b) behind the backbone (`GatedFeatures`).
+        number_embedding: "added", embed(x) + phi(v), or "features", z sigmoid(v w + b) after the backbone (`GatedFeatures`).
         initial_direction: length of the direction w of numbers at the start, on average: coordinates are normal with this over
             the square root of H. normalize_direction: make it exactly that (overview 4, step 1).
         value_transform: see `ValueTransform`; fitted when the value head is trained.
@@ -166,7 +166,7 @@ class CausalQwenConfig(PreTrainedConfig):
         gate_alpha, gate_detach, value_loss_weight: alpha, whether the gate carries no gradient, and lambda.
         copy_numbers: a number may be one that stands in the context already, exactly (theory 3.8): see `CopyHead`.
             copy_size: d of its queries and keys.
-        given: names of the settings that were said when the model was grafted, of which `train` chooses none.
+        given: names of the settings that were given when the model was grafted, of which `train` chooses none.
     """
 
     model_type = "causalqwen"
@@ -372,7 +372,7 @@ class CausalQwenConfig(PreTrainedConfig):
 
     @property
     def num_token_appended(self) -> bool:
-        """Whether `<NUM>` stands behind the vocabulary matrix instead of on one of its rows."""
+        """Whether `<NUM>` stands after the vocabulary matrix instead of on one of its rows."""
         return self.num_token_id == self.text_config.vocab_size
 
     @property

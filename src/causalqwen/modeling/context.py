@@ -10,7 +10,7 @@ from torch import Tensor
 @dataclass(frozen=True)
 class Context:
     """name: of `number_context`. hides: whether the backbone does not see `<NUM>`. writes: whether a number's digits stand
-    behind its `<NUM>`."""
+    after its `<NUM>`."""
 
     name: str
     hides: bool
@@ -32,9 +32,9 @@ def context_of(name: str) -> Context:
 
 
 CONTEXTS = {
-    # one token `<NUM>` with its value, as the documents have it
+    # one token `<NUM>` with its value, as the original design has it
     "value": Context("value", hides=False, writes=False),
-    # `<NUM>`, and behind it the number as it is written, in the tokens of the plain text: `<NUM>` announces the number and
+    # `<NUM>`, and after it the number as it is written, in the tokens of the plain text: `<NUM>` announces the number and
     # carries its value as a label, and the backbone reads exactly the plain text (attention mask 0, no position of its own)
     "digits": Context("digits", hides=True, writes=True),
     # `<NUM>` with its value is seen, and the number as it is written follows

@@ -10,7 +10,7 @@ class NumericEmbedding(nn.Module):
     """Adds what `<NUM>` and its value contribute to the token embeddings.
 
     `<NUM>` is read at `num_token_id`. Where that is a row of the matrix, `row` is added to it (and starts at 0); where
-    `<NUM>` stands behind the matrix, `row` is its embedding. `direction` is w. Positions without a number come out
+    `<NUM>` stands after the matrix, `row` is its embedding. `direction` is w. Positions without a number come out
     exactly as they went in.
     """
 
@@ -51,7 +51,7 @@ class NumericEmbedding(nn.Module):
 
 
 class GatedFeatures(NumericEmbedding):
-    """Numbers behind the backbone, the setting `number_embedding="features"`: `<NUM>` goes in as its row alone, and what comes
+    """Numbers after the backbone, the setting `number_embedding="features"`: `<NUM>` goes in as its row alone, and what comes
     out of the backbone there is z ∘ sigmoid(v w + b); b, `gate_bias`, starts at 0 (architecture 2.2.4).
 
     The architecture gates the last token of what is read; every token is the last one of its own context, so that every known

@@ -31,7 +31,7 @@ class NumericEncoding(BatchEncoding):
     was changed since is written anew.
 
     number_texts: of each row, its numbers as they stand there, left to right. digits: of each row, which tokens are digits
-    behind a `<NUM>`: they are read, not predicted.
+    after a `<NUM>`: they are read, not predicted.
     """
 
     number_texts: list[list[NumberText]]

@@ -1,7 +1,7 @@
 """A number ends where it ends: no token may follow, or stand before it, with which the text is read as another number.
 
 The reader itself (`find_numbers`) is asked, token by token, about the likeliest tokens only: a text without numbers costs
-nothing, and what the grammar reads is said in one place.
+nothing, and what the grammar reads is stated in one place.
 """
 
 import itertools
@@ -17,10 +17,10 @@ from torch import Tensor
 from causalqwen.modeling.encoded import NumberText
 from causalqwen.numbers import NumberSpan, find_numbers
 
-_NEAR = 32  # characters behind a number in which the reader may still make another one of it
-_TOKENS = 48  # before a number, and behind it, that are read with it
-_FEW = 12  # before one behind which many tokens are asked about
-MANY = 128  # of the tokens that are sampled from behind a number, the likeliest, as far as
+_NEAR = 32  # characters after a number in which the reader may still make another one of it
+_TOKENS = 48  # before a number, and after it, that are read with it
+_FEW = 12  # before one after which many tokens are asked about
+MANY = 128  # of the tokens that are sampled from after a number, the likeliest, as far as
 _NATS = 12.0  # the likeliest of all has no more than e^12 times their probability
 _UNFINISHED = "\ufffd"
 _STAND_INS = (5.0, 12.5, 1234.5678)  # for a number whose value is not known yet: of few digits, and of many
@@ -97,7 +97,7 @@ class TextEnd:
     def recent(self) -> "ReadText":
         """The last number and what follows it, with a little before."""
         few = ReadText(self, (self.place or 0) - _FEW)
-        return few if few.behind is not None else ReadText(self, (self.place or 0) - _TOKENS)
+        return few if few.after is not None else ReadText(self, (self.place or 0) - _TOKENS)
 
     @cached_property
     def last(self) -> "ReadText":
@@ -113,8 +113,8 @@ class TextEnd:
         """Whether a number stands so close that any token may make another one of it."""
         if self.place is None or len(self.ids) > self.place + 2 * _TOKENS:
             return False
-        behind = self.recent.behind
-        return behind is not None and "\n" not in behind and (len(behind) <= _NEAR or " " not in behind)
+        after = self.recent.after
+        return after is not None and "\n" not in after and (len(after) <= _NEAR or " " not in after)
 
     @cached_property
     def closing(self) -> frozenset[int]:
@@ -170,7 +170,7 @@ class TextEnd:
 class ReadText:
     """A text from a place on as the reader reads it.
 
-    behind: what follows its last number; None where no number is read there, or another one than was predicted.
+    after: what follows its last number; None where no number is read there, or another one than was predicted.
     """
 
     def __init__(self, end: TextEnd, start: int) -> None:
@@ -180,7 +180,7 @@ class ReadText:
         self.forms = self.ends.fitting(self.ids, self.values, [end.forms(place) for place in places])
         self.text = self.ends.text(self.ids, self.values, self.forms)
         self.kept: list[NumberSpan] = []
-        self.behind: str | None = None
+        self.after: str | None = None
         if end.place is None or end.place < start:
             return
         count = end.place - start
@@ -188,17 +188,17 @@ class ReadText:
         spans = self.ends.read(self.text) or []
         which = next((which for which, span in enumerate(spans) if span.start >= before), None)
         if which is not None and spans[which].value == end.values[end.place]:
-            self.kept, self.behind = spans[: which + 1], self.text[spans[which].end :]
+            self.kept, self.after = spans[: which + 1], self.text[spans[which].end :]
 
     def allows(self, token: int) -> bool:
-        """Whether the numbers are the same with a token behind them."""
+        """Whether the numbers are the same with a token after them."""
         text, piece = self.text, self.ends.piece(token)
         if _UNFINISHED in text[-1:] + piece:
             return self._keeps(self.ends.text([*self.ids, token], [*self.values, 0.0], self.forms))
         return self._keeps(text + piece)
 
     def allows_number(self, value: float, form: NumberText) -> bool:
-        """Whether a number is read behind the text with this value, and those before it as they are."""
+        """Whether a number is read after the text with this value, and those before it as they are."""
         processor = self.ends.processor
         if form.value == value and processor.reads(self.text, form, value):
             text = self.text + form

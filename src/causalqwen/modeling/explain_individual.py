@@ -1,4 +1,4 @@
-"""Where an individual lies among others, what told so, and what they favour (theory 3.12)."""
+"""Where an individual lies among others, what shows it, and what they favour (theory 3.12)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from causalqwen.modeling.worlds import LEVEL
 
 @dataclass(frozen=True)
 class Said:
-    """A token of an observed text. gain: what it says about the individual, log p(token | g) - log p(token | nobody), in nats;
-    None where nothing comes before it. At a number: value, and its law for an individual who knows values, and nobody's."""
+    """A token of an observed text. gain: what it says about the individual, log p(token | g) - log p(token | average), in nats;
+    None where nothing comes before it. At a number: value, its law for an individual who knows values, and the average's."""
 
     text: str
     gain: float | None
@@ -32,19 +32,19 @@ class Said:
     @property
     def plain(self) -> dict[str, Any]:
         """As plain data."""
-        told: dict[str, Any] = {"text": self.text, "gain": self.gain}
+        entry: dict[str, Any] = {"text": self.text, "gain": self.gain}
         if self.own is not None and self.nobodys is not None:
-            told |= {"value": self.value, "median": self.own.median, "interval": list(self.own.interval(LEVEL))}
-            told["nobodys_median"] = self.nobodys.median
-        return told
+            entry |= {"value": self.value, "median": self.own.median, "interval": list(self.own.interval(LEVEL))}
+            entry["nobodys_median"] = self.nobodys.median
+        return entry
 
 
 @torch.no_grad()
 def what_told(
     model: GraftedModel, texts: Sequence[str], individual: Individual, shown: int = 600
 ) -> tuple[list[list[Said]], tuple[TokenEvidence, TokenEvidence]]:
-    """The first `shown` tokens of the texts, each with what it said; and the evidence of the words among them, as nobody says
-    them and under the individual's voice."""
+    """The first `shown` tokens of the texts, each with what it shows; and the evidence of the words among them, for the
+    population average and under the individual's voice."""
     chunk = CHUNK if individual.voice is None else WINDOW  # as when they were inferred
     limit = min(chunk, model.config.context_length or chunk)
     read_texts: list[EncodedText] = []
@@ -60,25 +60,25 @@ def what_told(
         parts = [encoded.part(slice(start, start + limit)) for start in range(0, len(encoded.ids), limit)]
         contexts += [(part, 1) for part in parts if len(part.ids) > 1]
     read = read_contexts(model, contexts)
-    heard = individual.evidence[-1].likelihood if individual.evidence else "softmax"
-    likelihood = "ovr" if heard == "ovr" else "softmax"
-    nobodys = tokens = token_evidence(model, read, likelihood)
+    kind = individual.evidence[-1].likelihood if individual.evidence else "softmax"
+    likelihood = "ovr" if kind == "ovr" else "softmax"
+    average = tokens = token_evidence(model, read, likelihood)
     if individual.voice is not None:
         tokens = token_evidence(model, read_contexts(model, contexts, individual.voice), likelihood)
     numbers = value_evidence(model, read)
     g, centre = individual.normal.to(model.device), torch.zeros_like(individual.normal, device=model.device)
     is_number = (read.targets == model.config.num_token_id) & model.reads_numbers
     gains = torch.zeros(len(read.targets), dtype=torch.float64, device=model.device)
-    gains[~is_number] = tokens.each(g) - nobodys.each(centre)
+    gains[~is_number] = tokens.each(g) - average.each(centre)
     gains[is_number] = numbers.each(g) - numbers.each(centre)
     at_numbers = read.features[is_number]
     laws: Iterator[tuple[NumberPrediction, NumberPrediction]] = iter(())
     if individual.knows_values:
         laws = zip(predict_values(model, at_numbers, individual), predict_values(model, at_numbers), strict=True)
     scored = iter(zip(gains.tolist(), is_number.tolist(), strict=True))
-    said: list[list[Said]] = []
+    by_text: list[list[Said]] = []
     for encoded in read_texts:
-        said.append([])
+        by_text.append([])
         carried = 0.0  # by tokens within a character
         pieces = token_texts(model, encoded)
         for place, (text, value, is_digit) in enumerate(
@@ -87,32 +87,32 @@ def what_told(
             if is_digit:  # part of its number
                 continue
             if place % limit == 0:  # nothing before it was read
-                said[-1].append(Said(text, None))
+                by_text[-1].append(Said(text, None))
                 continue
             gain, number = next(scored)
             gain, carried = (gain + carried, 0.0) if text else (0.0, gain + carried)
-            said[-1].append(Said(text, gain, value, *next(laws, ())) if number else Said(text, gain))
-    return said, (nobodys, tokens)
+            by_text[-1].append(Said(text, gain, value, *next(laws, ())) if number else Said(text, gain))
+    return by_text, (average, tokens)
 
 
 def token_texts(model: GraftedModel, text: EncodedText) -> list[str]:
     """What each token adds to the text, [L]; one that ends within a character adds nothing, the one that completes it all. Of a
-    `<NUM>` and the digits behind it, the first adds the number, the others nothing."""
+    `<NUM>` and the digits after it, the first adds the number, the others nothing."""
     numbers = (text.ids == model.config.num_token_id) & text.digits.any()
-    texts, told, owner = [""] * len(text.ids), "", 0
+    texts, written, owner = [""] * len(text.ids), "", 0
     for place in range(len(text.ids)):
         owner = owner if text.digits[place] else place
         read = text.part(slice(place + 1)).part(~numbers[: place + 1])
         decoded = model.processor.decode(read.ids, numeric_values=read.values)
         if not decoded.endswith("\ufffd") or place == len(text.ids) - 1:
-            texts[owner] += decoded[len(told) :]
-            told = decoded
+            texts[owner] += decoded[len(written) :]
+            written = decoded
     return texts
 
 
 @dataclass(frozen=True)
 class Favoured:
-    """A token of the vocabulary: its probability for nobody in particular, and for the individual."""
+    """A token of the vocabulary: its probability for the population average, and for the individual."""
 
     text: str
     nobodys: float
@@ -125,13 +125,13 @@ def favoured_tokens(
 ) -> tuple[list[Favoured], list[Favoured]]:
     """The tokens whose probability an individual raises, and lowers, most, at a typical position of what was observed.
 
-    There, p_k is the mean of nobody's softmax over the positions, and the individual adds W_k . (r * q(g)) to each score, r
-    the root mean square of reach over the positions, to what their voice makes of them. evidence: as `what_told` gives it.
+    There, p_k is the population average's mean softmax over the positions, and the individual adds W_k . (r * q(g)) to each
+    score, r the root mean square of reach over the positions, to what their voice makes of them. evidence: of `what_told`.
     """
-    nobodys, spoken = evidence
-    weight, mask = upcast(nobodys.weight), nobodys.mask
-    p = _typical(nobodys)
-    typical = p if spoken is nobodys else _typical(spoken)
+    average, spoken = evidence
+    weight, mask = upcast(average.weight), average.mask
+    p = _typical(average)
+    typical = p if spoken is average else _typical(spoken)
     q = read_factor(spoken.law, individual.normal.to(p.device))[0]
     added = weight.double() @ (spoken.reach.double().square().mean(0).sqrt() * q)
     own = typical * (added - added[mask].max()).exp()
@@ -164,7 +164,7 @@ def covariance_of(individual: Individual) -> Tensor:
 
 
 def telling_plane(means: Tensor, covariance: Tensor) -> tuple[Tensor, float]:
-    """The two directions [C, 2] in which points [n, C] and nobody (0) differ most beside a covariance [C, C].
+    """The two directions [C, 2] in which points [n, C] and the average (0) differ most beside a covariance [C, C].
 
     They maximize a^T B a / a^T S a, B the scatter of the points and 0 around their mean, S the covariance (I where that is 0),
     and have a^T S a = 1. Where B says nothing more, the one that is known best. Second: the share of tr(S^-1 B) they hold.
@@ -204,7 +204,7 @@ class Plane:
 
 
 def lie_among(people: Sequence[Individual]) -> Plane:
-    """Where they lie beside each other and beside nobody, who is at the origin."""
+    """Where they lie beside each other and beside the population average, which is at the origin."""
     means = torch.stack([who.normal for who in people])
     inferred = [who for who in people if who.is_inferred]
     typical = sum((covariance_of(who) for who in inferred[1:]), covariance_of((inferred or people)[0]))

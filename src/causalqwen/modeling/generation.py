@@ -29,7 +29,7 @@ from causalqwen.modeling.logits_processors import (
     KeepNumbers,
     MaskFreeRows,
     NumberFreeDrafts,
-    RaceSampler,
+    SamplerBesideNumber,
     ValueLog,
     WriteDigits,
 )
@@ -40,7 +40,7 @@ from causalqwen.parts.copying import Candidates
 logger = logging.get_logger(__name__)
 
 _OF_PLANS = ("temperature", "top_k", "top_p", "min_p")
-_SAMPLING_ARGUMENTS = {  # and what transformers takes for them where nobody asks for anything
+_SAMPLING_ARGUMENTS = {  # and what transformers takes for them where nothing is asked for
     "do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None, "top_h": None, "p_less": None,
     "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "num_beams": 1, "penalty_alpha": None, "guidance_scale": None,
 }  # fmt: skip
@@ -93,7 +93,7 @@ class CausalGenerationMixin(GenerationMixin):
             ids [B, L']; or, with `causal_decoding` or `return_dict_in_generate`, an output that carries `sequences`
             and `numeric_values`, float64 [B, L'], 0 off `<NUM>`. Generated values have `config.value_digits` digits, and are no
             finer than those that the model was trained on. Where digits stand in the context (theory 2.1), those of a value
-            are the tokens behind its `<NUM>`. A model that copies (theory 3.8) reads a prompt with numbers twice.
+            are the tokens after its `<NUM>`. A model that copies (theory 3.8) reads a prompt with numbers twice.
 
         Raises:
             ValueError: a prompt that fills the context; sampling arguments beside a causal plan; an assistant model.
@@ -280,7 +280,7 @@ class CausalGenerationMixin(GenerationMixin):
             generation_config = copy.copy(generation_config)
             generation_config.do_sample = False
             if plan is None:
-                race = RaceSampler()
+                race = SamplerBesideNumber()
                 logits_processor = LogitsProcessorList([*logits_processor, race])
         model_kwargs |= {"logits_processor": logits_processor, "generation_config": generation_config}
         result = self._theirs._sample(input_ids, **model_kwargs)
@@ -436,26 +436,26 @@ def _start_values(
     log = _start_log(model, input_ids, model_kwargs, bound, at_once)
     forced = [processor for processor in logits_processor if isinstance(processor, ForceTokens)]
 
-    def said_of(row: int, before: Sequence[int]) -> ObservedNumber | None:
-        """The number that is set behind the ids `before`, or that stood there in the text of an observed noise."""
-        told = [processor.said[row, len(before)] for processor in forced if (row, len(before)) in processor.said]
-        if told or bound is None or bound.observed is None or len(before) < log.start:
-            return (*told, None)[0]
+    def number_at(row: int, before: Sequence[int]) -> ObservedNumber | None:
+        """The number that is set after the ids `before`, or that stood there in the text of an observed noise."""
+        given = [processor.forms[row, len(before)] for processor in forced if (row, len(before)) in processor.forms]
+        if given or bound is None or bound.observed is None or len(before) < log.start:
+            return (*given, None)[0]
         answer = before[log.start :]
         index = len(answer) - model.config.context.hides * answer.count(model.config.num_token_id)
         return bound.observed[row].numbers.get(index)
 
     def tokens_of(row: int, before: Sequence[int], value: float) -> list[int]:
-        return model.processor.tokens_of(before, value, said_of(row, before))
+        return model.processor.tokens_of(before, value, number_at(row, before))
 
     def form_of(row: int, before: Sequence[int]) -> NumberText:
-        said = said_of(row, before)
-        return NumberText.of("", math.nan) if said is None else NumberText.of(said.text, said.value)
+        number = number_at(row, before)
+        return NumberText.of("", math.nan) if number is None else NumberText.of(number.text, number.value)
 
     def all_scores(input_ids: Any) -> Tensor:
         assert bound is not None
         before, bound.every_score = bound.every_score, True
-        scores = Chain(model, log.follows, bound.at(log.positions[:, -1:])).ranked()[:, -1].float()
+        scores = Chain(model, log.follows, bound.at(log.positions[:, -1:])).decision_scores()[:, -1].float()
         bound.every_score = before
         return LogitsProcessorList(others)(input_ids, scores)  # type: ignore[arg-type,return-value] # of another class
 
@@ -468,8 +468,8 @@ def _start_values(
     keeper = KeepNumbers(model.config.num_token_id, ends, log, writer, form_of, wanted, ended, again)
     for processor in forced:
         processor.log, processor.writer, processor.keeper = log, writer, keeper
-    before, behind = ([keeper], others) if wanted > 1 else (others, [keeper])
-    return log, LogitsProcessorList([*before, *behind, *forced, *([] if writer is None else [writer])])
+    before, after = ([keeper], others) if wanted > 1 else (others, [keeper])
+    return log, LogitsProcessorList([*before, *after, *forced, *([] if writer is None else [writer])])
 
 
 def _numbers_of_prompt(

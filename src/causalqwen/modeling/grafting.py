@@ -96,7 +96,7 @@ def from_backbone(
     backbone, tokenizer, name = _loaded(name_or_path, dtype, tokenizer)
     attention = backbone.config._attn_implementation
     grafted, narrow = _configured(backbone, tokenizer, start, text, config)
-    with_own, grafted.own_scores = grafted.own_scores, False  # they come behind all that is drawn
+    with_own, grafted.own_scores = grafted.own_scores, False  # they come after all that is drawn
     grafted._attn_implementation = attention  # a new configuration resets that of its parts
     grafted.dtype, grafted.name_or_path = backbone.dtype, name
     model: Any = cls(grafted, backbone=backbone)
@@ -117,12 +117,12 @@ def from_backbone(
 
 
 def _check_asked(start: str, config: dict[str, Any]) -> None:
-    """ValueError for an unknown start, and for settings that there are not, or that nobody sets."""
+    """ValueError for an unknown start, and for settings that there are not, or that no caller sets."""
     if start not in STARTS:
         raise ValueError(f"unknown start {start!r}; known starts: {', '.join(STARTS)}")
     found = ("num_token_id", "free_token_ids", "given")
     for name in [name for name in found if name in config]:
-        what = "the settings that are said" if name == "given" else "the tokens that nothing uses"
+        what = "the settings that are given" if name == "given" else "the tokens that nothing uses"
         raise ValueError(f"{name}: {what} are found when a backbone is grafted; leave it out")
     known = [name for name in CausalQwenConfig.__annotations__ if name not in (*found, "text_config", "sub_configs")]
     if unknown := [name for name in config if name not in known]:

@@ -1,4 +1,4 @@
-"""What a graft adds behind the backbone, and what follows from features with it: laws and losses."""
+"""What a graft adds after the backbone, and what follows from features with it: laws and losses."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,7 +62,7 @@ def make_heads(config: CausalQwenConfig) -> dict[str, nn.Module | None]:
     # A causal size below H needs a W_cls of its own, in the backbone's dtype.
     has_own = size < config.hidden_size or config.own_scores
     made["score_head"] = nn.Linear(size, config.text_config.vocab_size) if has_own else None
-    with torch.random.fork_rng(devices=()):  # whatever is drawn behind it does not depend on it
+    with torch.random.fork_rng(devices=()):  # whatever is drawn after it does not depend on it
         made["copy_head"] = CopyHead(config.hidden_size, config.copy_size) if config.copy_numbers else None
     return made
 
@@ -84,7 +84,7 @@ class GraftModules:
     training: bool
     get_output_embeddings: Any
     ovr_impl: str = "auto"  # how the OvR loss is computed where no scores are kept: see `linear_ovr_loss`
-    number_class: str | None = None  #: class of numbers that are not said to be of another; kept in no checkpoint
+    number_class: str | None = None  #: class of numbers for which no other is given; kept in no checkpoint
 
     @property
     def copies(self) -> bool:
@@ -136,7 +136,7 @@ class GraftModules:
         return transform.support.take_in(new)
 
     def said_values(self, features: Tensor, new: Tensor, candidates: Candidates | None) -> Tensor:
-        """What a text says behind features [n, H]: the number of the context that has more than half of the probability,
+        """What a text says after features [n, H]: the number of the context that has more than half of the probability,
         exactly, where one has; elsewhere `new` [n]."""
         if candidates is None:
             return new

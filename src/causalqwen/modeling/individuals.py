@@ -25,7 +25,7 @@ from causalqwen.modeling.chain import POSITIONS_AT_ONCE, Chain
 from causalqwen.modeling.choices import Choice, choice_evidence
 from causalqwen.modeling.layer_shift import depths_of
 from causalqwen.modeling.reading import (
-    NOTHING_TOLD,
+    NOTHING_OBSERVED,
     EncodedText,
     Observation,
     Reading,
@@ -35,7 +35,7 @@ from causalqwen.modeling.reading import (
     token_evidence,
     value_evidence,
 )
-from causalqwen.modeling.voice_likelihood import scores, told, windows_of
+from causalqwen.modeling.voice_likelihood import log_p_of, scores, windows_of
 
 Observations = str | Observation | Choice | Sequence[str | Observation | Choice]
 """What somebody said and chose."""
@@ -121,8 +121,8 @@ class Abduction:
         widest = model.action.scales.widest
         posterior = find_posterior([tokens, values, chosen], mean.to(model.device), precision, widest=widest)
         width = posterior.prior_precision.diagonal().mean().item() ** -0.5
-        told = posterior.gained, posterior.directions, width
-        observed = Observed(len(tokens), len(values), *told, self.likelihood, self.method, choices=len(chosen))
+        found = posterior.gained, posterior.directions, width
+        observed = Observed(len(tokens), len(values), *found, self.likelihood, self.method, choices=len(chosen))
         before, label = ((), name) if prior is None else (prior.evidence, name or prior.name)
         known = {"precision": posterior.precision.cpu(), "evidence": (*before, observed)}
         return Individual.from_normal(posterior.mode, label, **known)
@@ -146,13 +146,13 @@ def abduct(
 
     Args:
         prior: somebody known already, to be known better: evidence adds up. Or `Voices` that were learned from many people
-            (`training.learn_voices`): the individual is then heard in words at every depth of the backbone (theory 3.17),
+            (`training.learn_voices`): the individual is then inferred from words at every depth of the backbone (theory 3.17),
             e1 is inferred given that; spread, likelihood and method are refused.
         spread: the prior's standard deviation of g; None for the one under which the texts are likeliest, at most that of
             score scale.
         likelihood: of the tokens: "softmax" over loc_S, or "ovr", the product of one-vs-rest probabilities. Values
             count by their density under what is left to the noise. "values": the numbers alone, as rows of one
-            individual do in training; e1 is uniform then unless a spread is given. Choices are words: they are heard by the
+            individual do in training; e1 is uniform then unless a spread is given. Choices are words: they are read by the
             softmax of their options, and not at all by "values".
         method: "mode", the mode and width of the posterior; "quadrature", the exact posterior of values on a line
             (theory 3.14), for "values" alone; "auto", the mode, or the quadrature where values alone speak and their
@@ -165,20 +165,20 @@ def abduct(
     if isinstance(prior, Voices):
         if spread is not None or likelihood != "softmax" or method != "auto":
             raise ValueError(
-                "a voice is heard by a softmax of words, in one step: leave spread, likelihood and method out"
+                "a voice is inferred by a softmax of words, in one step: leave spread, likelihood and method out"
             )
         return _by_voice(model, observations, prior, name)
     way = Abduction(prior, spread, likelihood, method).checked(model)
-    (heard,) = _hear(model, [observations])
-    return way.infer(model, *heard, name)
+    (observed,) = _read_people(model, [observations])
+    return way.infer(model, *observed, name)
 
 
 def _by_voice(model: GraftedModel, observations: Observations, voices: Voices, name: str) -> Individual:
-    """Somebody heard at every depth, by the score of their words at the origin of `voices`; then e1, given their voice."""
+    """Somebody inferred at every depth, by the score of their words at the origin of `voices`; then e1, given their voice."""
     check_voice(voices.origin, *depths_of(model.backbone))
     texts, choices = _texts_and_choices(observations)
     if choices:
-        raise ValueError("a voice is heard in words: leave choices out, or the voices")
+        raise ValueError("a voice is inferred from words: leave choices out, or the voices")
     was_training = model.training
     model.eval()
     try:
@@ -188,17 +188,17 @@ def _by_voice(model: GraftedModel, observations: Observations, voices: Voices, n
             for gradients, counts in scores(model, contexts, voices.origin):
                 score, tokens = score + gradients.sum(0).to(score), tokens + int(counts.sum())
             if not tokens:
-                raise ValueError("the observations hold no word that something comes before: no voice can be heard")
+                raise ValueError("the observations hold no word that something comes before: no voice can be inferred")
             voice = voices.heard(score, tokens)
-            gained = told(model, contexts, voice) - told(model, contexts, None)
+            gained = log_p_of(model, contexts, voice) - log_p_of(model, contexts, None)
             read = read_contexts(model, contexts, voice)
     finally:
         model.train(was_training)
     who = Abduction(method="mode").infer(model, read, [], name)
     (by_e1,) = who.evidence
     directions = voices.directions(tokens) + by_e1.directions
-    heard = replace(by_e1, method="voice", gained=gained + by_e1.gained, directions=directions)
-    return replace(who, voice=voice.cpu(), evidence=(heard,))
+    observed = replace(by_e1, method="voice", gained=gained + by_e1.gained, directions=directions)
+    return replace(who, voice=voice.cpu(), evidence=(observed,))
 
 
 @torch.no_grad()
@@ -211,7 +211,7 @@ def abduct_people(
     likelihood: str = "softmax",
 ) -> Population:
     """Infer several people by their names, each as `abduct` does, as a population that can be asked (`survey`). facts: what
-    else is known of each. Where somebody's words are heard and numbers too, the numbers also tell by themselves
+    else is known of each. Where somebody's words are observed and numbers too, the numbers also tell by themselves
     (`Population.numbers`)."""
     if isinstance(prior, Voices):
         raise ValueError(
@@ -222,36 +222,36 @@ def abduct_people(
     if likelihood != "values" and model.reads_numbers:
         known = prior if prior is not None and prior.knows_values else None
         by_numbers = Abduction(known, likelihood="values").checked(model)
-    heard, people, numbers = zip(observations, _hear(model, observations.values()), strict=True), {}, {}
+    observed, people, numbers = zip(observations, _read_people(model, observations.values()), strict=True), {}, {}
 
     def kept(person: Individual) -> Individual:  # a width is C x C
         return replace(person, precision=None, line=None, draws=person.likely(KEPT, seed_of(0, person.name)))
 
-    for name, (read, choices) in tqdm(heard, "inferring people", len(observations), leave=False):
+    for name, (read, choices) in tqdm(observed, "inferring people", len(observations), leave=False):
         people[name] = kept(way.infer(model, read, choices, name))
         if by_numbers is not None and len(value_evidence(model, read)):
             numbers[name] = kept(by_numbers.infer(model, read, choices, name))
     return Population.of(people, facts, numbers=numbers)
 
 
-def _hear(model: GraftedModel, people: Iterable[Observations]) -> list[tuple[Reading, list[Choice]]]:
+def _read_people(model: GraftedModel, people: Iterable[Observations]) -> list[tuple[Reading, list[Choice]]]:
     """What each of several people said, and the choices that each made. Contexts that they share are read once."""
     contexts, ends, choices = [], [0], []
-    for said in people:
-        texts, chosen = _texts_and_choices(said)
+    for observations in people:
+        texts, chosen = _texts_and_choices(observations)
         choices.append(chosen)
         contexts += contexts_of(model, texts)
         ends.append(len(contexts))
         if ends[-1] == ends[-2] and not choices[-1]:
-            raise ValueError(NOTHING_TOLD)
+            raise ValueError(NOTHING_OBSERVED)
     read = read_each(model, contexts)
     nothing = Reading.nothing(model)
     parts = [Reading.all_of([nothing, *read[start:end]]) for start, end in itertools.pairwise(ends)]
     return list(zip(parts, choices, strict=True))
 
 
-def _texts_and_choices(said: Observations) -> tuple[list[str | Observation], list[Choice]]:
-    given = [said] if isinstance(said, str | Observation | Choice) else list(said)
+def _texts_and_choices(observations: Observations) -> tuple[list[str | Observation], list[Choice]]:
+    given = [observations] if isinstance(observations, str | Observation | Choice) else list(observations)
     choices = [item for item in given if isinstance(item, Choice)]
     return [item for item in given if not isinstance(item, Choice)], choices
 
@@ -272,37 +272,37 @@ def abduct_population(
     """
     if len(observations) < 2:
         raise ValueError(f"a population is learned from two people or more, got {len(observations)}")
-    nobody = torch.zeros(model.config.causal_size, dtype=torch.float64, device=model.device)
-    told = []
-    for who, said in tqdm(observations.items(), desc="hearing people", leave=False):
-        words = token_evidence(model, read_contexts(model, contexts_of(model, said)), likelihood)
+    average = torch.zeros(model.config.causal_size, dtype=torch.float64, device=model.device)
+    evidence = []
+    for who, observed in tqdm(observations.items(), desc="reading people", leave=False):
+        words = token_evidence(model, read_contexts(model, contexts_of(model, observed)), likelihood)
         if not len(words):
             raise ValueError(f"no words of {who} to learn from")
-        told.append(words.evaluate(nobody, True)[1:])
-    mean, spread = likeliest_population(*zip(*told, strict=True), widest=model.action.scales.widest)
+        evidence.append(words.evaluate(average, True)[1:])
+    mean, spread = likeliest_population(*zip(*evidence, strict=True), widest=model.action.scales.widest)
     precision = torch.eye(len(mean), dtype=torch.float64) * spread**-2
     return Individual.from_normal(mean, name or f"one like {len(observations)} people", precision=precision)
 
 
 def _on_line(values: ValueEvidence, name: str, prior: Individual | None) -> Individual:
     """The posterior of values alone under a law that is not Gaussian: draws along the line, the median its factor. What a
-    prior heard on the line is heard again with them."""
+    prior observed on the line is observed again with them."""
     row, law = values.row.double(), values.law
     residuals = values.values.double() - values.loc.double() @ row - values.bias
     sizes = loading_sizes(law, values.reach.double() * row) * values.reach[:, 0].sign()
-    told = torch.stack([residuals, sizes, values.scale.double()]).cpu()
+    new = torch.stack([residuals, sizes, values.scale.double()]).cpu()
     signs, unit, before = row.sign().cpu(), torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-    heard = told
+    line = new
     if prior is not None and prior.line is not None:
-        heard, before = torch.cat([prior.line, told], dim=1), signs[0] * law.quantile(prior.factor[0])
-    places = line_posterior(law, heard[0], heard[1], heard[2], _ON_LINE)
-    now, was = (law.log_prob(told[0], told[1] * t, told[2]).sum().item() for t in (places[_ON_LINE // 2], before))
+        line, before = torch.cat([prior.line, new], dim=1), signs[0] * law.quantile(prior.factor[0])
+    places = line_posterior(law, line[0], line[1], line[2], _ON_LINE)
+    now, was = (law.log_prob(new[0], new[1] * t, new[2]).sum().item() for t in (places[_ON_LINE // 2], before))
     # Q(e1_c) = sign(W_c) t: one side of it is exact, the other follows by symmetry
     along = torch.special.ndtri(law.cdf(-places.abs(), 0 * unit, unit)) * -places.sign()
     g = signs * along.unsqueeze(-1)
     evidence, label = ((), name) if prior is None else (prior.evidence, name or prior.name)
     observed = Observed(0, len(values), now - was, 1.0, 1.0, "values", "quadrature")
-    return Individual.from_normal(g[_ON_LINE // 2], label, evidence=(*evidence, observed), draws=g, line=heard)
+    return Individual.from_normal(g[_ON_LINE // 2], label, evidence=(*evidence, observed), draws=g, line=line)
 
 
 @torch.no_grad()
@@ -316,8 +316,8 @@ def shares(model: GraftedModel, observation: str | Observation) -> list[Share]:
     read = read_contexts(model, contexts_of(model, observation))
     parts = zip(Chain(model, read.features).parts(), read.targets.split(POSITIONS_AT_ONCE), strict=True)
     share = torch.cat([share_of_who(model, part, targets) for part, targets in parts])
-    told = zip(read.targets.tolist(), read.values.tolist(), share.tolist(), strict=True)
-    return [Share(model.processor.decode([token], [value]), who) for token, value, who in told]
+    rows = zip(read.targets.tolist(), read.values.tolist(), share.tolist(), strict=True)
+    return [Share(model.processor.decode([token], [value]), who) for token, value, who in rows]
 
 
 def share_of_who(model: GraftedModel, chain: Chain, tokens: Tensor) -> Tensor:
@@ -389,8 +389,8 @@ def abduct_noise(
         same = max(_SAME_VALUE, ROUNDINGS * torch.finfo(read.features.dtype).eps)
         slack[numbers] = same * (1 + values[numbers].abs() + loc_Y.abs())
     index = (after.cumsum(0) - 1).tolist()
-    said = written_numbers(model, observation.text, text.part(slice(first, None)))
-    known = {index[place]: number for place, number in said.items()}
+    written = written_numbers(model, observation.text, text.part(slice(first, None)))
+    known = {index[place]: number for place, number in written.items()}
     return ObservedNoise(
         seed, temperature, places, exceptions, normals, len(tokens), values, value_normals, slack, known
     )

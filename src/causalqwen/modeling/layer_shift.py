@@ -1,4 +1,4 @@
-"""An individual at more than one depth: a voice is added behind each layer of a frozen backbone (theory 3.17)."""
+"""An individual at more than one depth: a voice is added after each layer of a frozen backbone (theory 3.17)."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from causalqwen.decoding.voices import check_voice
 
 _SPEAKING: ContextVar[object] = ContextVar("speaking", default=None)
-"""Whose forward pass this is: layers are shared by threads, and a voice is heard in its own pass alone."""
+"""Whose forward pass this is: layers are shared by threads, and a voice is added in its own pass alone."""
 
 
 def decoder_layers(backbone: PreTrainedModel) -> list[torch.nn.Module]:
@@ -46,10 +46,10 @@ def speaking(backbone: PreTrainedModel, voice: Tensor) -> Iterator[None]:
         return hook
 
     handles = [layer.register_forward_hook(adding(rows[:, at, None])) for at, layer in enumerate(layers)]
-    told = _SPEAKING.set(own)
+    token = _SPEAKING.set(own)
     try:
         yield
     finally:
-        _SPEAKING.reset(told)
+        _SPEAKING.reset(token)
         for handle in handles:
             handle.remove()

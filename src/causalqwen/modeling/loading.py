@@ -80,8 +80,8 @@ def load_model(folder: str | Path, device: str = "auto", dtype: torch.dtype | No
     except (SafetensorError, OSError) as error:
         raise ValueError(f"the weights in {folder} are missing or damaged: {error}") from None
     except (RuntimeError, TypeError, KeyError, AttributeError, IndexError, ZeroDivisionError, AssertionError) as error:
-        told = f"{type(error).__name__}: {error}"
-        raise ValueError(f"the weights in {folder} do not fit its config.json: {told}") from error
+        message = f"{type(error).__name__}: {error}"
+        raise ValueError(f"the weights in {folder} do not fit its config.json: {message}") from error
     wrong = {key: sorted(str(name) for name in info.get(key, ())) for key in ("missing_keys", "mismatched_keys")}
     for key, names in wrong.items():
         if names:
@@ -152,10 +152,10 @@ def _telling(place: Path | str) -> Iterator[None]:
     """Whatever a library makes of a damaged file, as one error that names it."""
     try:
         yield
-    except Exception as error:  # told again, with the place
-        told = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        told = " ".join(told.split())
-        raise ValueError(told if str(place) in told else f"{place} is damaged: {told}") from error
+    except Exception as error:  # raised again, with the place
+        message = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        message = " ".join(message.split())
+        raise ValueError(message if str(place) in message else f"{place} is damaged: {message}") from error
 
 
 def _read_config(path: Path) -> CausalQwenConfig:

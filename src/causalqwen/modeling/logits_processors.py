@@ -26,8 +26,8 @@ class MaskFreeRows(LogitsProcessor):
         return scores.masked_fill(~self.vocabulary_mask.to(scores.device), -torch.inf)
 
 
-class RaceSampler(LogitsProcessor):
-    """Draws the token itself, so that a `<NUM>` column behind the matrix does not disturb the backbone's own draws.
+class SamplerBesideNumber(LogitsProcessor):
+    """Draws the token itself, so that a `<NUM>` column after the matrix does not disturb the backbone's own draws.
 
     torch.multinomial runs a race: with E_k standard exponential, token argmin_k E_k / p_k wins. Here it is run over the
     backbone's V columns alone, so that it consumes as much chance as theirs. Its winning time is Exp(1) whoever wins, and
@@ -133,10 +133,10 @@ def decided(scores: Tensor, tokens: dict[int, int]) -> Tensor:
 
 
 class WriteDigits(LogitsProcessor):
-    """Behind each `<NUM>` that was chosen, or that ends a prompt, the tokens of its value, whatever was predicted.
+    """After each `<NUM>` that was chosen, or that ends a prompt, the tokens of its value, whatever was predicted.
 
-    How much of a number is written is told by the text: beams may change places, and drafts be dropped. tokens_of: what
-    writes a value behind the ids of a row.
+    How much of a number is written is read from the text: beams may change places, and drafts be dropped. tokens_of: what
+    writes a value after the ids of a row.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class WriteDigits(LogitsProcessor):
 
     def due(self, input_ids: Tensor) -> dict[int, int]:
         """The digits that must come next, of the rows that are within a number."""
-        start, end = self.log.start - 1, self.log.values.shape[1]  # behind the end are drafts, which hold no number
+        start, end = self.log.start - 1, self.log.values.shape[1]  # after the end are drafts, which hold no number
         numbers = (input_ids[:, start:end] == self.num_token_id).nonzero().tolist()
         due = {}
         for row, place in dict(numbers).items():  # the last of each row
@@ -174,8 +174,8 @@ class KeepNumbers(LogitsProcessor):
 
     Args:
         ends: what may follow a text; made where a number is near. writer: of digits, where they stand in the context. form_of:
-            how a row's number behind some ids is written, of no value for the shortest form. wanted, again: as there.
-        ended: tokens behind which nothing is decided any more.
+            how a row's number after some ids is written, of no value for the shortest form. wanted, again: as there.
+        ended: tokens after which nothing is decided any more.
     """
 
     def __init__(
@@ -219,22 +219,22 @@ class KeepNumbers(LogitsProcessor):
 
 @dataclass(frozen=True)
 class ForcedToken:
-    """A token that an intervention sets behind so many tokens of the answer, or as soon as it can.
+    """A token that an intervention sets after so many tokens of the answer, or as soon as it can.
 
-    value: of a `<NUM>`. said: how it is written; None for the shortest form.
+    value: of a `<NUM>`. form: how it is written; None for the shortest form.
     """
 
     after: int
     token: int
     value: float | None = None
-    said: ObservedNumber | None = None
+    form: ObservedNumber | None = None
 
 
 class ForceTokens(LogitsProcessor):
     """Tokens in place of those that would come, one after the other; none breaks a number whose digits are being written, and
     no number stands where it would be read as another one. `generate` gives it its log, writer and keeper.
 
-    places: of the tokens that were set, in the answer of each row, but for digits. said: how numbers are written, by row and
+    places: of the tokens that were set, in the answer of each row, but for digits. forms: how numbers are written, by row and
     place in the text.
     """
 
@@ -245,7 +245,7 @@ class ForceTokens(LogitsProcessor):
     def __init__(self, tokens: Sequence[ForcedToken]) -> None:
         self.tokens = tokens
         self.places: defaultdict[int, list[int]] = defaultdict(list)
-        self.said: dict[tuple[int, int], ObservedNumber] = {}
+        self.forms: dict[tuple[int, int], ObservedNumber] = {}
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         rows, place = input_ids.shape
@@ -266,8 +266,8 @@ class ForceTokens(LogitsProcessor):
         forced = self.left(row)[0]
         if forced.value is None:
             return True
-        if forced.said is not None:
-            self.said[row, len(ids)] = forced.said
+        if forced.form is not None:
+            self.forms[row, len(ids)] = forced.form
         numbers = [place for place, token in enumerate(ids) if token == forced.token]
         return self.keeper.end(row, ids, numbers[-1] if numbers else None).allows(forced.token, forced.value)
 
@@ -279,8 +279,8 @@ class ForceTokens(LogitsProcessor):
         """The next token of a row stands at `place` of the text."""
         forced = self.left(row)[0]
         self.places[row].append(place - self.log.start)
-        if forced.said is not None:
-            self.said[row, place] = forced.said
+        if forced.form is not None:
+            self.forms[row, place] = forced.form
         return forced
 
     def finish(self, row: int, ids: list[int], values: list[float]) -> None:

@@ -94,7 +94,7 @@ class NumberPrediction:
         values = self.law.transform.support.values()
         if values is None:
             raise ValueError(
-                "the values of this number are not finitely many, or more than 10,000: no bounded grid was seen, or said, in "
+                "the values of this number are not finitely many, or more than 10,000: no bounded grid was seen, or given, in "
                 "training"
             )
         below = [0.0, *(self.cdf(value) for value in values)]
@@ -143,16 +143,16 @@ class NumberPrediction:
         low, high = self.interval(0.9 if level is None else level)
         place = last_place(self.median, high - low)
         median, low_text, high_text = (format_number(value, style, place) for value in (self.median, low, high))
-        told = f"{style.before}{median}{style.after}"
+        text = f"{style.before}{median}{style.after}"
         if level is None:
-            return told
-        return f"{told} ({100 * level:.4g}%: {low_text}{'-' if low >= 0 else ' to '}{high_text})"
+            return text
+        return f"{text} ({100 * level:.4g}%: {low_text}{'-' if low >= 0 else ' to '}{high_text})"
 
     def __str__(self) -> str:
-        told = self.format(0.9)
+        text = self.format(0.9)
         if self.num_prob is None:
-            return told
-        return f"{told[:-1]}; P_NUM {self.num_prob:.3g}{'' if self.announced else ', no number is announced'})"
+            return text
+        return f"{text[:-1]}; P_NUM {self.num_prob:.3g}{'' if self.announced else ', no number is announced'})"
 
     def plot(self, value: float | None = None, axes: Any = None, unit: str = "") -> Any:
         """Density, intervals, and the truth where it is known, as matplotlib draws them: see `modeling.plots`."""
@@ -267,10 +267,10 @@ def describe(
 def _described(
     prediction: NumberPrediction, median: float, intervals: Sequence[list[float]], levels: Sequence[float]
 ) -> dict[str, Any]:
-    told = {"median": median, "intervals": dict(zip(map(str, levels), intervals, strict=True))}
+    described = {"median": median, "intervals": dict(zip(map(str, levels), intervals, strict=True))}
     if prediction.num_prob is not None:
-        told |= {"num_prob": prediction.num_prob, "announced": prediction.announced}
-    return told
+        described |= {"num_prob": prediction.num_prob, "announced": prediction.announced}
+    return described
 
 
 def describe_all(
@@ -381,8 +381,8 @@ def predict_number(
     Args:
         prompts: texts that end where the number would start ("The boiling point of water is"); a trailing space is
             dropped, because `<NUM>` brings its own.
-        individual: whom the number is about; nobody in particular by default. Whatever is not known about somebody who was
-            inferred is integrated out. Somebody who was inferred from words counts as nobody in particular, because
+        individual: whom the number is about; the population average by default. Whatever is not known about somebody who was
+            inferred is integrated out. Somebody who was inferred from words counts as the population average, because
             training never learned how numbers follow from words; `abduct(likelihood="values")` infers people from numbers.
         classes: the class of each number, or one for all, by which intervals are recalibrated and, where classes have axes
             of their own, the number is read. None for `number_class`, and where that is None too, for the model's own
@@ -503,7 +503,7 @@ def _of_individual(
             upper = torch.linalg.cholesky(individual.precision)
             open_ = torch.linalg.solve_triangular(upper, loadings.T, upper=False).square().sum(0)
             spread = (left.square() + who**2 * open_).sqrt()
-        return [NumberPrediction(*one, law) for one in zip(loc.tolist(), spread.tolist(), prob, strict=True)]
+        return [NumberPrediction(*entry, law) for entry in zip(loc.tolist(), spread.tolist(), prob, strict=True)]
     known = law.stable.quantile(torch.special.ndtr(individual.likely(_MIXED)))
     locs = centre.unsqueeze(-1) + loadings @ known.T
     middle = locs.median(-1, keepdim=True).values

@@ -45,7 +45,7 @@ NUM_TOKEN = "<NUM>"  # as it is shown in listings of tokens and where its value 
 _PADDING = ("padding", "padding_side", "pad_to_multiple_of")
 _TRUNCATION = ("truncation", "max_length", "truncation_side")
 _NUMERIC, _LONGEST = set(string.digits), 18  # digits that fit an int64
-_CONTEXT, _BEFORE = 8, 16  # tokens, and characters, that decide how a number behind them is written
+_CONTEXT, _BEFORE = 8, 16  # tokens, and characters, that decide how a number after them is written
 
 
 class CausalQwenProcessor(ProcessorMixin):
@@ -274,9 +274,9 @@ class CausalQwenProcessor(ProcessorMixin):
             self.tokenizer.convert_ids_to_tokens(token) if span is None else NUM_TOKEN
             for token, span in zip(encoded["input_ids"], shown, strict=True)
         ]
-        told = TokenizedText((tokens, [span.value if span else 0.0 for span in shown]))
-        told.kinds, told.units = ([getattr(span, name, "") for span in shown] for name in ("kind", "unit"))
-        return told
+        tokenized = TokenizedText((tokens, [span.value if span else 0.0 for span in shown]))
+        tokenized.kinds, tokenized.units = ([getattr(span, name, "") for span in shown] for name in ("kind", "unit"))
+        return tokenized
 
     # ---- tokens to text ----------------------------------------------------------------------------------------------
 
@@ -346,20 +346,20 @@ class CausalQwenProcessor(ProcessorMixin):
         a special token."""
         special = set(self.tokenizer.all_special_ids)
         kept, alone = [], []
-        behind_is_text, index = False, numbers
+        next_is_text, index = False, numbers
         for token in reversed(ids):
             if token == self.num_token_id:
                 index -= 1
-                if behind_is_text:
+                if next_is_text:
                     continue
                 alone.append(index)
             else:
-                behind_is_text = token not in special
+                next_is_text = token not in special
             kept.append(token)
         return kept[::-1], alone[::-1]
 
     def tokens_of(self, before: Sequence[int], value: float, said: ObservedNumber | None = None) -> list[int]:
-        """The tokens that write `value` behind the ids `before`, its space among them. said: a number that was written there,
+        """The tokens that write `value` after the ids `before`, its space among them. said: a number that was written there,
         whose tokens are taken where they are read as this value."""
         text = self.decode(list(before[-_CONTEXT:]))
         if said is not None and said.value == value and self.reads(text, said.text, value):
@@ -368,7 +368,7 @@ class CausalQwenProcessor(ProcessorMixin):
         return self.slotted_tokenizer(marked, add_special_tokens=False)["input_ids"][1:]
 
     def spaced_number(self, before: str, value: float, like: str = "") -> str:
-        """`value` as it is written behind the text `before`, with a space where the script asks for one, or where it would be
+        """`value` as it is written after the text `before`, with a space where the script asks for one, or where it would be
         read as another number without. like: how a number there was written."""
         written = self.write_number(value)
         if money := money_inside(like):  # -$1,200
@@ -380,7 +380,7 @@ class CausalQwenProcessor(ProcessorMixin):
         return written if is_apart or not self.reads(before, " " + written, value) else " " + written
 
     def reads(self, before: str, written: str, value: float) -> bool:
-        """Whether what is written behind the text `before` is read there as one number, of this value."""
+        """Whether what is written after the text `before` is read there as one number, of this value."""
         before = before[-_BEFORE:]
         start = len(before) + len(written) - len(written.lstrip(" "))
         spans = find_numbers(before + written, self.number_rules)
@@ -418,12 +418,12 @@ class CausalQwenProcessor(ProcessorMixin):
             changed, may_be_cut = values[place] != written.value, place + 1 < end == len(ids)
             if not changed and not may_be_cut:
                 continue
-            before, known, behind = str(self.tokenizer.decode(ids[place + 1 : end])).partition(written.strip(" "))
+            before, known, after = str(self.tokenizer.decode(ids[place + 1 : end])).partition(written.strip(" "))
             if not changed and known:
                 continue
             of_before = slice(start, place)  # as it stands
             text += self._write(ids[of_before], values[of_before], texts[first:i], **kwargs)
             text += before.rstrip(" ") if known else ""  # of a number that was cut, nothing is left
-            text += (self.spaced_number(text, values[place], written) if changed else written) + behind
+            text += (self.spaced_number(text, values[place], written) if changed else written) + after
             start, first = end, i + 1
         return text + self._write(ids[start:], values[start:], texts[first:], **kwargs)

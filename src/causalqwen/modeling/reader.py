@@ -6,7 +6,7 @@
 
 What leaves the last layer was trained to say the next token; what a sentence means in numbers stands earlier and elsewhere. The
 mean of the values in the KV cache is what one attention query of zeros reads, and the tokens lie beside them, as one layer of
-the cache more. So it keeps no state of its own, and is the same behind a prefix that is cached, in pieces, and beside padding.
+the cache more. So it keeps no state of its own, and is the same after a prefix that is cached, in pieces, and beside padding.
 """
 
 from collections.abc import Sequence
@@ -81,7 +81,7 @@ def read_numbers(ids: Tensor, sees: Tensor, digits: Tensor) -> list[Tensor]:
     """The first `NUMBERS` numbers that stand before each position, in their order, a block [B, S, 2] each, float32:
     log(1 + number) and 1, or 0 and 0 where there are fewer.
 
-    A number is a run of tokens of digits, its last point a decimal one, and is known once another token stands behind it.
+    A number is a run of tokens of digits, its last point a decimal one, and is known once another token stands after it.
 
     ids: int64 [B, T]. sees: bool [B, S, T]. digits: int64 [3, V], see `CausalQwenProcessor.digits`.
     """
@@ -108,8 +108,8 @@ def read_numbers(ids: Tensor, sees: Tensor, digits: Tensor) -> list[Tensor]:
     known &= ((which > 0) & (which <= run.amax(-1, keepdim=True))).unsqueeze(1)
     first = (~known).int().argsort(dim=-1, stable=True)[..., :NUMBERS]
     known = known.gather(-1, first)
-    told = numbers.clamp(max=10.0**_FARTHEST).log1p().unsqueeze(1).expand(-1, sees.shape[1], -1).gather(-1, first)
-    return list(torch.stack([told * known, known], dim=-1).float().unbind(-2))
+    logs = numbers.clamp(max=10.0**_FARTHEST).log1p().unsqueeze(1).expand(-1, sees.shape[1], -1).gather(-1, first)
+    return list(torch.stack([logs * known, known], dim=-1).float().unbind(-2))
 
 
 def _beside(of: Tensor, step: int) -> Tensor:

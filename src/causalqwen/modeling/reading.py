@@ -25,8 +25,8 @@ class Observation:
 class EncodedText(NamedTuple):
     """A text as the model reads it: ids int64 [L], values float64 [L] (0 off `<NUM>`), digits bool [L].
 
-    digits: the tokens behind a `<NUM>` that write its value (none where `<NUM>` stands for a number alone). They are read, but
-    nobody chooses them.
+    digits: the tokens after a `<NUM>` that write its value (none where `<NUM>` stands for a number alone). They are read, but
+    no individual chooses them.
     """
 
     ids: Tensor
@@ -35,8 +35,8 @@ class EncodedText(NamedTuple):
 
     @classmethod
     def of(cls, ids: Any, values: Any, digits: Any) -> "EncodedText":
-        told = torch.tensor(values, dtype=torch.float64), torch.tensor(digits, dtype=torch.bool)
-        return cls(torch.tensor(ids, dtype=torch.int64), *told)
+        rest = torch.tensor(values, dtype=torch.float64), torch.tensor(digits, dtype=torch.bool)
+        return cls(torch.tensor(ids, dtype=torch.int64), *rest)
 
     def part(self, places: slice | Tensor) -> "EncodedText":
         return EncodedText(*(column[places] for column in self))
@@ -74,7 +74,7 @@ class Reading:
         return cls(features, none.long(), none.double())
 
 
-NOTHING_TOLD = (
+NOTHING_OBSERVED = (
     "the observations hold no token that something comes before: nothing can be learned; give a text of two words or more, or "
     "what came before it as its prompt"
 )
@@ -116,7 +116,7 @@ def encode_text(model: GraftedModel, text: str, *, prompt: bool = False) -> Enco
 def read_contexts(model: GraftedModel, contexts: list[tuple[EncodedText, int]], voice: Tensor | None = None) -> Reading:
     """Everything observed as the backbone reads it. voice: whose, [L, H]. ValueError where nothing comes before any token."""
     if not contexts:
-        raise ValueError(NOTHING_TOLD)
+        raise ValueError(NOTHING_OBSERVED)
     return Reading.all_of(read_each(model, contexts, voice))
 
 
@@ -135,10 +135,10 @@ def read_each(
             given = {"numeric_values": values[None, :-1], "voice": voice}
             hidden = model.features(ids[None, :-1], **given).last_hidden_state[0]
             known[before] = hidden[first - 1 :]
-        said = ~digits[first:]
+        chosen = ~digits[first:]
         if model.config.context.hides:  # of two numbers that share a token the second follows from nothing that is seen
-            said &= ids[first - 1 : -1] != model.config.num_token_id
-        columns.append(Reading(known[before][said], ids[first:][said], values[first:][said]))
+            chosen &= ids[first - 1 : -1] != model.config.num_token_id
+        columns.append(Reading(known[before][chosen], ids[first:][chosen], values[first:][chosen]))
     model.train(was_training)
     return columns
 

@@ -125,7 +125,7 @@ SCORE_SCALES = {"common": CommonScale(), "documents": DocumentsScale()}
 class ActionNetwork(nn.Module):
     """The action law of a configuration, over W_cls of V rows: a linear layer `lm_head`, or a `Vocabulary` of it.
 
-    `<NUM>` has a row of its own (`num_row`, `num_bias`): behind the V rows where num_token_id == V, else added to row
+    `<NUM>` has a row of its own (`num_row`, `num_bias`): after the V rows where num_token_id == V, else added to row
     num_token_id, starting at 0. Its bias is also its threshold: only loc - C enters any decision.
     """
 
@@ -203,7 +203,7 @@ class ActionNetwork(nn.Module):
         """The law of all scores with the noise integrated out (overview 2.4).
 
         loc, scale: loc_U, scale_U [..., C] -> loc_S [..., V'], scale_S [..., 1] ("common") or [..., V'] ("documents"),
-        V' = V + 1 where `<NUM>` stands behind the matrix.
+        V' = V + 1 where `<NUM>` stands after the matrix.
         """
         words = self.vocabulary(lm_head)
         return self.score_loc(loc, words), self.score_scale_of(self.law.add(scale, self.noise), words)
@@ -222,7 +222,7 @@ class ActionNetwork(nn.Module):
         return scores
 
     def put(self, columns: Tensor, of_number: Callable[[], Tensor]) -> Tensor:
-        """Put what is `<NUM>`'s [...] behind the columns of the matrix [..., V], or into them, in place."""
+        """Put what is `<NUM>`'s [...] after the columns of the matrix [..., V], or into them, in place."""
         if self.appended:
             return torch.cat([columns, of_number().unsqueeze(-1).to(columns.dtype)], dim=-1)
         columns[..., self.num_token_id] = of_number()

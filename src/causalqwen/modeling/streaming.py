@@ -9,7 +9,7 @@ from causalqwen.modeling.processor import CausalQwenProcessor
 
 
 class _NumberStreaming(TextStreamer):
-    """Gives a text streamer the values behind `<NUM>`: `generate` calls `begin` with the prompt's, then `follow` with the log
+    """Gives a text streamer the values after `<NUM>`: `generate` calls `begin` with the prompt's, then `follow` with the log
     of its values, which has that of a token before the token is put."""
 
     processor: CausalQwenProcessor
@@ -31,7 +31,7 @@ class _NumberStreaming(TextStreamer):
         super().put(value)
 
     def decode(self, token_ids: int | list[int], **kwargs: Any) -> str:
-        """What the streamer of transformers calls with the tokens that it still holds back: the latest ones, or behind a line
+        """What the streamer of transformers calls with the tokens that it still holds back: the latest ones, or after a line
         the latest one."""
         token_ids = [token_ids] if isinstance(token_ids, int) else token_ids
         return self.processor.decode(token_ids, numeric_values=self._seen[-len(token_ids) :], **kwargs)

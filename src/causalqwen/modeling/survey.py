@@ -41,7 +41,7 @@ PEOPLE_AT_ONCE = 1024
 
 _ROWS = {"drawn": 64, "integrated": 16}
 """Rows of every tensor that answers are computed from, filled up where there are fewer: what torch gives for an element may
-depend, in the last bit, on whether it lies in the rest behind the last whole vector, or of a thread's share. Here no rest is
+depend, in the last bit, on whether it lies in the rest after the last whole vector, or of a thread's share. Here no rest is
 left, and no tensor of them is large enough to be shared among threads."""
 
 _PIECE, _READ_PROMPTS = 8192, 4096
@@ -73,9 +73,9 @@ class Question:
 
     def __post_init__(self) -> None:
         for field in ("prompt", "name"):
-            told = getattr(self, field)
-            if not isinstance(told, str) or (field == "prompt" and not told.strip()):
-                raise ValueError(f"field {field}: expected text, found {told!r}")
+            text = getattr(self, field)
+            if not isinstance(text, str) or (field == "prompt" and not text.strip()):
+                raise ValueError(f"field {field}: expected text, found {text!r}")
         object.__setattr__(self, "name", self.name or self.prompt)
         most = self.max_new_tokens
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
@@ -130,8 +130,8 @@ class Asked(Protocol):
 class AskedNumber:
     """A number.
 
-    centre, loadings [C], noise: where nobody in particular has it on its axis, what a unit of Q(e1) adds, and the noise that is
-    left. plain: loc and scale of whoever's numbers are not known, with all of U integrated out.
+    centre, loadings [C], noise: where the population average has it on its axis, what a unit of Q(e1) adds, and the noise that
+    is left. plain: loc and scale of whoever's numbers are not known, with all of U integrated out.
     """
 
     centre: float
@@ -323,13 +323,13 @@ class Survey:
                 groups.setdefault(fill(question.prompt, known), []).append(place)
             for prompt, places in groups.items():
                 if question.kind == "text":
-                    told = [self._text(question, prompt, people[at], g(False)[at, 0], noise[at]) for at in places]
+                    found = [self._text(question, prompt, people[at], g(False)[at, 0], noise[at]) for at in places]
                 else:
                     full = places + places[-1:] * (self._rows - len(places))
                     uniform = _uniform([noise[at] for at in full], NOISE_STREAM, 0) if self.draws else None
                     asked, who = self._read(question.name, prompt), q(question.kind != "words")[full]
-                    told = asked.answers(who, self.knows[people][full], uniform)
-                for place, answer in zip(places, told, strict=False):
+                    found = asked.answers(who, self.knows[people][full], uniform)
+                for place, answer in zip(places, found, strict=False):
                     answers[place] = answer
         return columns
 
@@ -340,8 +340,8 @@ class Survey:
         plan = CausalDecoding.preset("persona", individual=who, seed=seed_of(*key))
         inputs = processor(prompt, prompt=True, return_tensors="pt").to(model.device)
         start = inputs["input_ids"].shape[1]
-        said = model.generate(**inputs, causal_decoding=plan, max_new_tokens=question.max_new_tokens)
-        written = said.sequences[0, start:], said.numeric_values[0, start:]
+        generated = model.generate(**inputs, causal_decoding=plan, max_new_tokens=question.max_new_tokens)
+        written = generated.sequences[0, start:], generated.numeric_values[0, start:]
         return processor.decode(*written, skip_special_tokens=True).strip()
 
 

@@ -13,18 +13,18 @@ from causalqwen.modeling.base import GraftedModel
 from causalqwen.modeling.chain import Chain
 from causalqwen.modeling.reading import EncodedText, Observation, contexts_of, encode_text
 
-WINDOW = 256  # tokens of a text that a voice is heard by at a time, behind their prompt
+WINDOW = 256  # tokens of a text that a voice is inferred from at a time, after their prompt
 _AT_ONCE = 4
 
 Context = tuple[EncodedText, int]
 """A text that is read at once, and its first token that speaks for somebody."""
 
 
-def windows_of(model: GraftedModel, said: Iterable[str | Observation]) -> list[list[Context]]:
-    """Windows of each text, `WINDOW` tokens at a time, each behind the text's prompt; those alone in which somebody chose a
+def windows_of(model: GraftedModel, observations: Iterable[str | Observation]) -> list[list[Context]]:
+    """Windows of each text, `WINDOW` tokens at a time, each after the text's prompt; those alone in which somebody chose a
     word."""
     found = []
-    for item in said:
+    for item in observations:
         before = 0 if isinstance(item, str) else len(encode_text(model, item.prompt, prompt=True).ids)
         contexts = contexts_of(model, item, before + WINDOW)
         found.append([context for context in contexts if int(Words(model, [context]).count)])
@@ -33,7 +33,7 @@ def windows_of(model: GraftedModel, said: Iterable[str | Observation]) -> list[l
 
 class Words:
     """Contexts, and the words in them that somebody chose: ids, values [B, S]; targets [B, S - 1], NO_TARGET where somebody
-    else spoke, a number or its digits stand, or nothing does: shorter ones are padded behind their end, where nobody looks."""
+    else spoke, a number or its digits stand, or nothing does: shorter ones are padded after their end, which is not read."""
 
     def __init__(self, model: GraftedModel, contexts: Sequence[Context]) -> None:
         targets = []
@@ -66,7 +66,7 @@ def log_likelihood(model: GraftedModel, words: Words, voice: Tensor | None) -> T
 
 
 @torch.no_grad()
-def told(model: GraftedModel, contexts: Sequence[Context], voice: Tensor | None) -> float:
+def log_p_of(model: GraftedModel, contexts: Sequence[Context], voice: Tensor | None) -> float:
     """`log_likelihood` of all contexts under a voice [L, H]."""
     if voice is not None:
         voice = voice.to(model.device)
@@ -74,7 +74,7 @@ def told(model: GraftedModel, contexts: Sequence[Context], voice: Tensor | None)
 
 
 def scores(model: GraftedModel, contexts: Sequence[Context], voice: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The gradient of `log_likelihood` by what is added behind each layer, [n, L, H], and the count of their words [n], of some
+    """The gradient of `log_likelihood` by what is added after each layer, [n, L, H], and the count of their words [n], of some
     contexts at a time, under a voice [L, H]."""
     for batch in _batches(contexts):
         words = Words(model, batch)

@@ -1,7 +1,7 @@
 """Worlds of a grafted model: intervention and prediction with an individual who lasts (theory 3.13).
 
 DiscoSCM's and DoWhy's words: `interventional_samples` let an individual meet fresh noise in a world that was set up;
-`counterfactual_samples` ask what the individual behind an observed text would have said in another one.
+`counterfactual_samples` ask what the individual who wrote an observed text would have said in another one.
 """
 
 import difflib
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 class Intervention:
     """Settings of another world.
 
-    prompt: the text before, or a function of the observed one; None leaves it. tokens: texts forced behind so many tokens of
+    prompt: the text before, or a function of the observed one; None leaves it. tokens: texts forced after so many tokens of
     the answer, `{5: " but"}`, or as soon as no number is cut in two; they stand as they are set, even where they change how a
     number before them is read. values: numbers forced there instead of what would come, `{5: 100.0}`, before a text at the same
     place, or as soon as they are read as their values. model: another checkpoint that speaks there, of the same tokenizer and
@@ -62,7 +62,7 @@ class Intervention:
 @dataclass(frozen=True)
 class World:
     """What was said in a world: text, tokens int64 [n], values float64 [n] (0 off `<NUM>`). forced: indices of the tokens that
-    the intervention set, as far as the text came. digits: of those that write the values, behind their `<NUM>`."""
+    the intervention set, as far as the text came. digits: of those that write the values, after their `<NUM>`."""
 
     prompt: str
     text: str
@@ -83,7 +83,7 @@ def interventional_samples(
     temperature: float = 1.0,
     streamer: Any = None,
 ) -> list[list[World]]:
-    """What `individual` (a new one per sample by default) writes behind each prompt, with fresh noise each time: `num_samples`
+    """What `individual` (a new one per sample by default) writes after each prompt, with fresh noise each time: `num_samples`
     worlds per prompt, of which sample j uses seed + j.
 
     temperature: of the plan (`CausalDecoding`). streamer: of transformers; it sees each token of each text as it comes.
@@ -108,11 +108,11 @@ def counterfactual_samples(
     temperature: float = 1.0,
     streamer: Any = None,
 ) -> list[list[World]]:
-    """What the individual behind an observed text would have written in other worlds: `num_samples` worlds per intervention.
+    """What the individual who wrote an observed text would have written in other worlds: `num_samples` worlds per intervention.
 
     Args:
         interventions: the worlds; `Intervention()` is the one that was.
-        noise: "redraw", the documents' reading: the same individual meets fresh noise; or "abduct": the noise that
+        noise: "redraw", the original design's reading: the same individual meets fresh noise; or "abduct": the noise that
             explains the text stays too, so that the world that was gives the observed text back, exactly
             in float32.
         individual: who wrote the text; None to infer them from it.
@@ -181,8 +181,8 @@ def value_predictions(model: GraftedModel, world: World, individual: Individual)
     ids, hidden = ids.to(model.device), model.features(ids.to(model.device), **given).last_hidden_state
     before = [hidden.shape[1] - len(world.tokens) + place for place in places]
     offered = model.candidates(hidden, ids, given["numeric_values"], None)
-    behind = None if offered is None else offered[0, before]
-    return dict(zip(places, predict_values(model, hidden[0, before], individual, behind), strict=True))
+    candidates = None if offered is None else offered[0, before]
+    return dict(zip(places, predict_values(model, hidden[0, before], individual, candidates), strict=True))
 
 
 def continue_prompt(
@@ -194,7 +194,7 @@ def continue_prompt(
     world: Intervention,
     streamer: Any = None,
 ) -> list[World]:
-    """Texts behind a prompt in a world."""
+    """Texts after a prompt in a world."""
     ids, values, _ = encoded = encode_text(model, prompt, prompt=True)
     if len(ids) == 0:
         raise ValueError("the prompt is empty: give at least one token")
@@ -202,16 +202,16 @@ def continue_prompt(
     if world.values:
         model.config.require("a value that is set")
     queue = [ForcedToken(place, number, value) for place, value in world.values.items()]
-    for place, said in world.tokens.items():
-        text = encode_text(model, said)
-        written = written_numbers(model, said, text)
+    for place, forced_text in world.tokens.items():
+        text = encode_text(model, forced_text)
+        written = written_numbers(model, forced_text, text)
         for at in (~text.digits).nonzero().squeeze(-1).tolist():
             form = written.get(at)
             queue.append(ForcedToken(place, int(text.ids[at]), None if form is None else form.value, form))
     forced = ForceTokens(sorted(queue, key=lambda token: token.after))
     if not model.config.context.writes:
         of_prompt = written_numbers(model, read_as_prompt(prompt), encoded)
-        forced.said |= {(row, place): form for row in range(num_samples) for place, form in of_prompt.items()}
+        forced.forms |= {(row, place): form for row in range(num_samples) for place, form in of_prompt.items()}
     made = model.generate(
         ids[None].to(model.device),
         numeric_values=values[None].to(model.device),
@@ -233,7 +233,7 @@ def _world(
     prompt: str,
     start: int,
     forced: ForceTokens,
-    said_before: dict[int, ObservedNumber],
+    observed_numbers: dict[int, ObservedNumber],
     row: int,
     ids: Tensor,
     values: Tensor,
@@ -245,21 +245,21 @@ def _world(
     if len(last):
         ids, values = ids[: start + int(last[0])], values[: start + int(last[0])]
         if left := forced.left(row):
-            told = f"a text ends after {int(last[0])} tokens: what was to be set at {left[0].after} is not in it"
-            logger.warning(told)
+            message = f"a text ends after {int(last[0])} tokens: what was to be set at {left[0].after} is not in it"
+            logger.warning(message)
     else:
         listed, of_listed = ids.tolist(), values.tolist()
         forced.finish(row, listed, of_listed)
         ids, values = torch.tensor(listed), torch.tensor(of_listed, dtype=torch.float64)
     is_number = ids == model.config.num_token_id
-    # As they were written, where the same is said: a number that is not seen takes no place in the noise.
+    # As they were written, where the same is written: a number that is not seen takes no place in the noise.
     forms = []
     for place in is_number.nonzero().squeeze(-1).tolist():
         index = place - start - int(is_number[start:place].sum()) * model.config.context.hides if place >= start else -1
-        known = forced.said.get((row, place)) or said_before.get(index)
+        known = forced.forms.get((row, place)) or observed_numbers.get(index)
         forms.append(NumberText.of("", math.nan) if known is None else NumberText.of(known.text, known.value))
     forms = model.processor.ends.fitting(ids.tolist(), values.tolist(), forms)
-    said = model.processor.decode(ids, values, forms)
+    text = model.processor.decode(ids, values, forms)
     before = model.processor.decode(ids[:start], values[:start], forms)
     digits: list[int] = []
     kept = [place for place in forced.places[row] if place < len(ids) - start]
@@ -269,7 +269,7 @@ def _world(
             written = range(place + 1, place + 1 + len(whole))
             digits += written
             kept += written if place in kept else ()
-    return World(prompt, said[len(before) :], ids[start:], values[start:], tuple(sorted(kept)), tuple(digits))
+    return World(prompt, text[len(before) :], ids[start:], values[start:], tuple(sorted(kept)), tuple(digits))
 
 
 LEVEL = 0.9

@@ -48,7 +48,7 @@ class ValueBranch(nn.Module):
 
     def split(self, features: Tensor, scale: Tensor, noise: Tensor, law: StableFamily) -> tuple[Tensor, Tensor]:
         """What an individual reaches and what noise does, of scale_V [..., C] and |b_noise| [C] at features z [..., H]: scale_V
-        and noise_V [C], where nobody crosses (`Crossing.split`)."""
+        and noise_V [C], where no individual crosses (`Crossing.split`)."""
         noise = noise * self.log_noise.exp()
         if self.crossing is None:
             return scale, noise

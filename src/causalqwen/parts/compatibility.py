@@ -52,6 +52,6 @@ def missing(what: str, settings: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
 def check_needs(what: str, settings: dict[str, Any]) -> None:
     """ValueError where `what` is asked of a graft whose settings it is not there for."""
     for name, allowed in missing(what, settings).items():
-        told = " or ".join(repr(value) for value in allowed)
+        wanted = " or ".join(repr(value) for value in allowed)
         why = f": {WHY[what]}" if what in WHY else ""
-        raise ValueError(f"{what} needs {name}={told}, but this model has {settings[name]!r}{why}")
+        raise ValueError(f"{what} needs {name}={wanted}, but this model has {settings[name]!r}{why}")

@@ -1,4 +1,4 @@
-"""Copying: which of the numbers in the context is said again, and the law of a value that may be one (theory 3.8)."""
+"""Copying: which number of the context is written again, and the distribution of a value that may be one (theory 3.8)."""
 
 import math
 from collections.abc import Sequence
@@ -89,7 +89,7 @@ class Candidates:
         )
 
     def later(self) -> "Candidates":
-        """The same numbers for one position of each row, behind all of them."""
+        """The same numbers for one position of each row, after all of them."""
         rows = torch.arange(len(self.values), device=self.values.device)
         return replace(self, rows=rows, at=torch.full_like(rows, NOWHERE - 1))
 
@@ -165,9 +165,9 @@ class CopyLaw:
         widened by its own width, and to the support: the mean of a share does not follow a year that is hardly likely.
         """
         weights, (value, probability) = self.weights(), self.most_likely()
-        said = self._are(value.unsqueeze(-1)).squeeze(-2) & (probability > 0.5).unsqueeze(-1)
+        as_is = self._are(value.unsqueeze(-1)).squeeze(-2) & (probability > 0.5).unsqueeze(-1)
         held = self.transform.support.held(self.of_new.clip(self.candidates))
-        each = torch.where(said, self.candidates, held).masked_fill(~self.candidates.isfinite(), 0.0)
+        each = torch.where(as_is, self.candidates, held).masked_fill(~self.candidates.isfinite(), 0.0)
         return weights[..., 0] * of_new + (weights[..., 1:] * each).sum(-1)
 
     def or_said(self, of_new: Tensor) -> Tensor:
@@ -220,17 +220,17 @@ class CopyLaw:
         values = nn.functional.pad(values, (1, 1), value=torch.inf).expand(*shape, -1)
         below = nn.functional.pad(below, (1, 0)).expand(*shape, -1)
 
-        def of_new_behind(place: Tensor) -> Tensor:
+        def of_new_after(place: Tensor) -> Tensor:
             return of_new((p - below.gather(-1, place.unsqueeze(-1)).squeeze(-1)) / new)
 
         passed = torch.zeros(shape, dtype=torch.int64, device=values.device)  # the greatest k known to have v_(k) < Q_0
         reached = torch.full_like(passed, most + 1)  # the least known not to
         while bool((reached - passed > 1).any()):
             middle = (passed + reached) // 2
-            is_reached = values.gather(-1, middle.unsqueeze(-1)).squeeze(-1) >= of_new_behind(middle)
+            is_reached = values.gather(-1, middle.unsqueeze(-1)).squeeze(-1) >= of_new_after(middle)
             is_reached &= middle > 0  # of those that are found already
             reached, passed = torch.where(is_reached, middle, reached), torch.where(is_reached, passed, middle)
-        return torch.minimum(values.gather(-1, reached.unsqueeze(-1)).squeeze(-1), of_new_behind(passed))
+        return torch.minimum(values.gather(-1, reached.unsqueeze(-1)).squeeze(-1), of_new_after(passed))
 
     def interval(self, loc: Tensor, scale: Tensor, level: float, *, raw: bool = False) -> tuple[Tensor, Tensor]:
         """Central interval of `level` in (0, 1)."""

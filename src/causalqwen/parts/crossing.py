@@ -4,7 +4,7 @@
 
 `rest` is exogenous: it fills up what |r| leaves, (1 - |r|^a)^(1/a) of the coordinate's scale, a the law's index, so that the
 law of Y in each context alone is the same for every r. Only values of one individual in several contexts can tell it. r = 1 is
-the documents' form.
+the original design's form.
 """
 
 import itertools
@@ -20,7 +20,7 @@ _RIDGE = 1e-2  # of the mean square of what products are explained by
 _SAME = 1e-3  # spread of a component whose contexts are one
 _MIDDLE = 0.05  # of r, over all rows, that says which of two sides is +1
 _LEAST_SIZE, _LEAST_NOISE = 0.05, 0.01  # of who in the context where people differ most; of all that varies
-_TOLD = 0.03  # of what people differ in, that has a direction of its own
+_SHARE = 0.03  # of what people differ in, that has a direction of its own
 _CLIPPED = 3.0  # residuals, in standard deviations of a normal law with their quartiles: wild values tell no direction
 _PARTS, _HELD = 8, 1000  # of people, each held out in turn to choose the number of components; people at most
 
@@ -61,7 +61,7 @@ class Crossing(nn.Module):
         and stay there.
 
         The products of two residuals of one person are phi(x_i)' B phi(x_j) on average, phi the leading components of x and
-        a constant, fewer where people held out are told more by fewer; the positive eigenvalues of B share the K directions
+        a constant, fewer where people held out are likelier under fewer; the positive eigenvalues of B share the K directions
         among them.
 
         Args:
@@ -80,19 +80,19 @@ class Crossing(nn.Module):
         axes = axes[kept] / widths[kept].unsqueeze(-1) * len(x) ** 0.5  # of the components, each of variance 1
         phi = torch.cat([x.new_ones(len(x), 1), (x - mean) @ axes.T], dim=1)
         if bool(e.any()) and len(people.unique()) > 1:
-            axes = axes[: _components(_told_by_components(phi, e, people))]
+            axes = axes[: _components(_log_p_by_components(phi, e, people))]
             phi = phi[:, : 1 + len(axes)]
         values, vectors = torch.linalg.eigh(_products(phi, e, people))
         values = values.clamp(min=0)
         places = _shared_out(values, self.turn.out_features)
         if not len(places):
             return x.new_zeros(len(x)), whole.sqrt().item()
-        told = phi @ vectors * values.sqrt()  # [n, k]: what each direction adds to the values
-        size = told.square().sum(-1).sqrt()
+        added = phi @ vectors * values.sqrt()  # [n, k]: what each direction adds to the values
+        size = added.square().sum(-1).sqrt()
         size = size.clamp(min=_LEAST_SIZE * float(size.max()))
         times = places.bincount(minlength=len(values)).double()
         part = (times / len(places)).sqrt()[places]  # that a direction's coordinates have of the scale
-        wanted = (told[:, places] / (size.unsqueeze(-1) * part)).clamp(-1, 1)
+        wanted = (added[:, places] / (size.unsqueeze(-1) * part)).clamp(-1, 1)
         slopes = torch.linalg.lstsq(phi, wanted).solution  # [k, K]
         weight = axes.T @ slopes[1:]
         widest = weight.take_along_dim(weight.abs().argmax(0, keepdim=True), dim=0)[0]
@@ -141,16 +141,16 @@ def _products(phi: Tensor, e: Tensor, people: Tensor) -> Tensor:
     return (found + found.T) / 2
 
 
-def _components(told: Tensor) -> int:
-    """How many components to look at, by what each person is told [1 + k, people] under 0, 1, ..., k of them: those that tell
-    most, where that is more than what all tell by a standard error of the difference between people; else all."""
-    gains = told - told[-1]
+def _components(log_p: Tensor) -> int:
+    """How many components to look at, by log p of each person's values [1 + k, people] under 0, 1, ..., k of them: as many as
+    give most, where that is more than what all give by a standard error of the difference between people; else all."""
+    gains = log_p - log_p[-1]
     total = gains.sum(1)
     total[total <= gains.std(1) * gains.shape[1] ** 0.5] = 0.0
-    return int(total.argmax()) if bool(total.any()) else len(told) - 1
+    return int(total.argmax()) if bool(total.any()) else len(log_p) - 1
 
 
-def _told_by_components(phi: Tensor, e: Tensor, people: Tensor) -> Tensor:
+def _log_p_by_components(phi: Tensor, e: Tensor, people: Tensor) -> Tensor:
     """log p of the values e [n] of each person, held out in turn, up to a constant, [1 + k, people], under the first 0, 1, ...
     of the components phi [n, 1 + k]: Gaussian with covariance phi B phi' + noise, B and the noise those of the others."""
     owners, people = people.unique(return_inverse=True)
@@ -161,30 +161,30 @@ def _told_by_components(phi: Tensor, e: Tensor, people: Tensor) -> Tensor:
     def sums(rows: Tensor) -> Tensor:
         return rows.new_zeros(count, *rows.shape[1:]).index_add(0, people, rows)
 
-    gram, told = sums(phi.unsqueeze(-1) * phi.unsqueeze(-2)), sums(phi * e.unsqueeze(-1))
+    gram, moments = sums(phi.unsqueeze(-1) * phi.unsqueeze(-2)), sums(phi * e.unsqueeze(-1))
     squares, counts, least = sums(e.square()), people.bincount(), _LEAST_NOISE * e.square().mean()
     found = e.new_empty(k, count)
     for size, part in itertools.product(range(1, k + 1), range(int(fold.max()) + 1)):
         held, others = fold == part, (fold != part)[people]
-        of, said = phi[others, :size], e[others]
-        values, vectors = torch.linalg.eigh(_products(of, said, people[others]))
+        of, residuals = phi[others, :size], e[others]
+        values, vectors = torch.linalg.eigh(_products(of, residuals, people[others]))
         root = vectors * values.clamp(min=0).sqrt()
-        noise = (said.square().mean() - (of @ root).square().sum(1).mean()).clamp(min=least)
+        noise = (residuals.square().mean() - (of @ root).square().sum(1).mean()).clamp(min=least)
         factor = torch.linalg.cholesky(torch.eye(size).to(e) + root.T @ gram[held, :size, :size] @ root / noise)
-        half = torch.linalg.solve_triangular(factor, (told[held, :size] @ root).unsqueeze(-1), upper=False)
+        half = torch.linalg.solve_triangular(factor, (moments[held, :size] @ root).unsqueeze(-1), upper=False)
         lost = (squares[held] - half.square().sum((1, 2)) / noise) / noise + counts[held] * noise.log()
         found[size - 1, held] = -0.5 * (lost + 2 * factor.diagonal(dim1=1, dim2=2).log().sum(1))
     return found
 
 
 def _shared_out(values: Tensor, count: int) -> Tensor:
-    """Indices int64 [count] of values, each as often as its share of their sum says, and once where that is `_TOLD` or more;
+    """Indices int64 [count] of values, each as often as its share of their sum says, and once where that is `_SHARE` or more;
     none where all are 0."""
     if not bool(values.sum() > 0):
         return torch.zeros(0, dtype=torch.int64)
     wanted = values / values.sum() * count
     wanted[values.argsort(descending=True)[count:]] = 0.0  # the largest, where they are more
-    times = (wanted >= _TOLD * count).to(wanted.dtype)
+    times = (wanted >= _SHARE * count).to(wanted.dtype)
     for _ in range(count - int(times.sum())):
         times[(wanted - times).argmax()] += 1
     return torch.repeat_interleave(torch.arange(len(values), device=values.device), times.long())

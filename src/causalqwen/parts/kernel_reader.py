@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from causalqwen.distributions import StableFamily, upcast
 
 _NOISE = 0.05
-"""The share of the scale that is noise: from texts of nobody in particular a value cannot tell who speaks from noise."""
+"""The share of the scale that is noise: from texts that name no individual a value cannot tell who speaks from noise."""
 
 
 class KernelReader(nn.Module):
@@ -17,7 +17,7 @@ class KernelReader(nn.Module):
         k(x, x_i) = sum_b s_b (exp(-w_b d_b) - 1) + sum_b l_b <x_b, x_ib> + s (exp(-sum_b a_b d_b) - 1)
         loc_U = (loc - b_reg) W_reg / |W_reg|^2,   scale_U = scale / |W_reg|_a
 
-    d_b = |x_b - x_ib|^2, of block b of r, standardised. W_reg U + b_reg has this loc and scale. r [R] stands behind z in the
+    d_b = |x_b - x_ib|^2, of block b of r, standardised. W_reg U + b_reg has this loc and scale. r [R] stands after z in the
     features [..., H + R] (`read_backbone`).
 
     Args:
@@ -42,7 +42,7 @@ class KernelReader(nn.Module):
         self.hidden_size, self.blocks, self.rows, width = hidden_size, blocks, rows, sum(blocks)
         self.parts = list(zip(*(shape[name] for name in ("alone", "narrow", "linear", "along")), strict=True))
         self.used, self.together = [any((alone, *of)) for alone, _, *of in self.parts], shape["together"]
-        kept = sum(block for block, told in zip(blocks, self.used, strict=True) if told)
+        kept = sum(block for block, used in zip(blocks, self.used, strict=True) if used)
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("inverse", torch.zeros(width))  # 1 / spread; 0 for what never varied
         self.register_buffer("support", torch.zeros(rows, kept, dtype=torch.int16))  # float16, which no loader casts
@@ -65,7 +65,7 @@ class KernelReader(nn.Module):
     def kernels(self, x: Tensor, support: Tensor) -> Tensor:
         """k [..., n] of standardised rows x [..., R] with others [n, those of R in blocks that have a share]."""
         of_blocks = zip(self.parts, self.used, x.split(self.blocks, -1), strict=True)
-        looked_at = [(*of, part) for of, told, part in of_blocks if told]
+        looked_at = [(*of, part) for of, used, part in of_blocks if used]
         others = support.split([part.shape[-1] for *_, part in looked_at], -1)
         made = apart = x.new_zeros(*x.shape[:-1], len(support))
         for (alone, narrow, linear, along, part), other in zip(looked_at, others, strict=True):

@@ -14,7 +14,7 @@ from causalqwen.numbers import ClassLaws, ValueLaw, ValueTransform
 class ValueAxes:
     """The laws of values in the data's units, by the class of a number.
 
-    config: a `CausalQwenConfig`. own: the class of numbers that are not said to be of another; None for none.
+    config: a `CausalQwenConfig`. own: the class of numbers for which no other is given; None for none.
     """
 
     config: Any

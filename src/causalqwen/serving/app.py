@@ -31,8 +31,8 @@ from causalqwen.serving.texts import TextService, answer_error
 from causalqwen.serving.worlds import WorldsRequest
 
 _ABOUT = (
-    "OpenAI's completions and chats by a grafted model, with its numbers as laws. The field `causal`, and what answers carry "
-    "under that name, are in docs/serving.md of the package."
+    "OpenAI's completions and chats by a grafted model, with its numbers as distributions. The field `causal`, and what "
+    "answers carry under that name, are in docs/serving.md of the package."
 )
 
 
@@ -87,7 +87,7 @@ class _Service(TextService):
     """The endpoints of a model in this process."""
 
     def __init__(self, model: CausalQwenForCausalLM, settings: ServerSettings) -> None:
-        _ = model.value_law  # a model whose numbers need a class is told so before anything is served
+        _ = model.value_law  # a model whose numbers need a class is refused before anything is served
         self.model, self.batcher = model, Batcher(model, settings)
         super().__init__(settings, model.processor, model.config, self.batcher)
         self.people, self.fingerprint = People(model, settings), fingerprint(model)
@@ -138,7 +138,7 @@ class _Service(TextService):
         return {"id": name, "object": "model", "created": 0, "owned_by": "causalqwen", "causal": causal}
 
     async def numbers(self, request: Request) -> Response:
-        """The laws of the numbers behind prompts."""
+        """The distributions of the numbers after prompts."""
         asked = parse(NumbersRequest, await self.body(request))
         self.check_name(asked.model)
         predictions = await self._aside(request, lambda: self._predict(asked))

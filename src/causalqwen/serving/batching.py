@@ -21,9 +21,9 @@ from causalqwen.modeling.logits_processors import ValueLog
 from causalqwen.modeling.prediction import prediction_to_dict
 from causalqwen.parts.copying import Candidates
 from causalqwen.serving.calls import Task
-from causalqwen.serving.logprobs import Told
-from causalqwen.serving.sampling import RowSampler
+from causalqwen.serving.logprobs import PlacedToken
 from causalqwen.serving.settings import ApiError, ServerSettings
+from causalqwen.serving.softmax_sampling import RowSoftmaxSampler
 from causalqwen.serving.text import GrowingText
 
 
@@ -48,7 +48,7 @@ class Beside(NamedTuple):
 
 @dataclass
 class Row:
-    """One text to write: which of its job, behind what, its seed, and what was written so far."""
+    """One text to write: which of its job, after what, its seed, and what was written so far."""
 
     place: int
     prompt: Prompt
@@ -78,9 +78,9 @@ class Row:
             self.finish = "length"
         end = len(self.text.text)
         tokens = [] if beside.could_be is None else [{"span": [min(start, end), end]} | beside.could_be]
-        told = [] if beside.likely is None else [(token, len(self.prompt.echo) + min(begun, end), beside.likely)]
+        logprobs = [] if beside.likely is None else [(token, len(self.prompt.echo) + min(begun, end), beside.likely)]
         whole = [number for number in numbers if number["span"][1] <= end]
-        return Piece(self.place, piece, whole, self.finish, tokens, told)
+        return Piece(self.place, piece, whole, self.finish, tokens, logprobs)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Piece:
     numbers: list[dict[str, Any]]
     finish: str | None
     tokens: list[dict[str, Any]] = field(default_factory=list)
-    logprobs: list[Told] = field(default_factory=list)
+    logprobs: list[PlacedToken] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -281,7 +281,7 @@ class Batcher:
 
     def _echo(self, job: Job) -> None:
         """Give prompts back that are to stand before their texts; those of no text end there."""
-        likely: dict[Prompt, list[Told]] = {}
+        likely: dict[Prompt, list[PlacedToken]] = {}
         for row in job.rows:
             prompt = row.prompt
             if prompt not in likely and not job.cancelled:
@@ -291,7 +291,7 @@ class Batcher:
             if prompt.echo or row.finish:
                 job.deliver(Piece(row.place, prompt.echo, [], row.finish, logprobs=likely.get(prompt, [])))
 
-    def _likelihoods(self, prompt: Prompt, starts: list[int], count: int) -> list[Told]:
+    def _likelihoods(self, prompt: Prompt, starts: list[int], count: int) -> list[PlacedToken]:
         """The tokens of a prompt, each read alone: no padding moves a digit. Nothing stands before the first."""
         seen = [token for token in prompt.ids if token != self.model.config.num_token_id]
         ids = torch.tensor([seen], device=self.model.device)
@@ -320,7 +320,7 @@ class Batcher:
         seeds = [row.seed for row in rows]
         if batch[0].plan.decision == "softmax":
             nucleus = [job.plan.temperature for job in owners], [job.top_p for job in owners]
-            sampler = RowSampler(seeds, *nucleus, [len(prompt.ids) for prompt in prompts], width, model.device)
+            sampler = RowSoftmaxSampler(seeds, *nucleus, [len(prompt.ids) for prompt in prompts], width, model.device)
             choice: dict[str, Any] = {"do_sample": False, "logits_processor": LogitsProcessorList([sampler])}
         else:
             plan = replace(batch[0].plan, seed=seeds)

@@ -19,7 +19,7 @@ _BETWEEN_PROGRESS = 0.2  # seconds
 
 
 class Call:
-    """A request on its way. `job` is the work behind it; what that delivers is kept in its order."""
+    """A request on its way. `job` is the work for it; what that delivers is kept in its order."""
 
     job: Any
 
@@ -32,7 +32,7 @@ class Call:
         """From the worker's thread."""
         try:
             self.loop.call_soon_threadsafe(self.pieces.put_nowait, piece)
-        except RuntimeError:  # the loop is closed: nobody listens any more
+        except RuntimeError:  # the loop is closed: nothing listens any more
             self.job.cancelled = True
 
     async def next(self) -> Any:
@@ -159,7 +159,7 @@ class Progress:
 
     def __init__(self, task: Task, total: int) -> None:
         self.task, self.total = task, total
-        self._done, self._in_prompt, self._told = 0, True, 0.0
+        self._done, self._in_prompt, self._reported_at = 0, True, 0.0
 
     def put(self, value: Any) -> None:
         """A prompt first, then its tokens."""
@@ -168,8 +168,8 @@ class Progress:
             return
         self._done += value.numel()
         now = time.monotonic()
-        if now - self._told > _BETWEEN_PROGRESS:
-            self._told = now
+        if now - self._reported_at > _BETWEEN_PROGRESS:
+            self._reported_at = now
             self.task.tell({"progress": min(self._done / self.total, 1.0)})
         else:
             self.task.pause()

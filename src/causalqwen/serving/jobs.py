@@ -6,7 +6,7 @@
     seed             of the tokens' draws               of individuals and noise
 
 A prompt's n texts have the seeds seed, seed + 1, ..., as returned sequences of `generate` have. Without a seed one is drawn,
-and told in the answer.
+and reported in the answer.
 """
 
 import secrets
@@ -50,7 +50,7 @@ def plan_of(asked: TextRequest, settings: ServerSettings) -> CausalDecoding:
         ),
         "causal.individual": (
             causal.individual is not None and plan.individual_mode != "sequence",
-            "nobody is held for the text; use shared-individual or persona",
+            "no individual is held for the text; use shared-individual or persona",
         ),
     }
     for field, (wrong, why) in without_effect.items():

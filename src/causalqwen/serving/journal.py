@@ -90,7 +90,7 @@ class Journal:
 
 
 class JsonLines(logging.Formatter):
-    """A record as one JSON object: `time`, `level`, `logger`, `message`, and what a request left behind."""
+    """A record as one JSON object: `time`, `level`, `logger`, `message`, and what a request left."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {

@@ -10,7 +10,7 @@ from causalqwen.serving.settings import ApiError
 
 
 def read_keys(text: str) -> dict[str, int | None]:
-    """Keys and their requests a minute, of a text with a key a line, the number behind it where there is one. ValueError for a
+    """Keys and their requests a minute, of a text with a key a line, the number after it where there is one. ValueError for a
     text without a key, a key that comes twice, or a line that is something else."""
     keys: dict[str, int | None] = {}
     for number, line in enumerate(text.splitlines(), 1):

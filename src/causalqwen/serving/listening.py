@@ -104,7 +104,7 @@ def _libc(name: str, *numbers: int) -> None:
 def run(app: FastAPI, listener: socket.socket, *, log_requests: bool = False) -> None:
     """Serve on a listening socket until SIGINT or SIGTERM, which end the process with status 0.
 
-    Meanwhile glibc, which would keep up to twice the largest piece that it was ever given back, 64 MiB for each thread, is told
+    Meanwhile glibc, which would keep up to twice the largest piece that it was ever given back, 64 MiB for each thread, is set
     from which size on a piece is the system's; and the garbage collector passes over what stands now, the model.
     """
     for name in (signal.SIGINT, signal.SIGTERM):  # uvicorn takes them over, and raises them again when it has ended

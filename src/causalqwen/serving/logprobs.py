@@ -12,8 +12,8 @@ from causalqwen.modeling import CausalQwenProcessor
 from causalqwen.modeling.alternatives import Likelihood
 from causalqwen.modeling.processor import NUM_TOKEN
 
-Told = tuple[int, int, tuple[Likelihood, ...] | None]
-"""A token, where it starts in the choice's text, and what `likelihoods` says of it; None for the first of a text."""
+PlacedToken = tuple[int, int, tuple[Likelihood, ...] | None]
+"""A token, where it starts in the choice's text, and what `likelihoods` gives for it; None for the first of a text."""
 
 _LEAST = -9999.0  # OpenAI's, in place of an infinite one
 _UNFINISHED = "\ufffd"
@@ -22,34 +22,34 @@ _KEPT = 1 << 13  # spellings of tokens: those of a whole vocabulary would take t
 _FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 
 
-def completion_logprobs(told: Sequence[Told], processor: CausalQwenProcessor) -> dict[str, Any]:
+def completion_logprobs(tokens: Sequence[PlacedToken], processor: CausalQwenProcessor) -> dict[str, Any]:
     """`logprobs` of a completion: `tokens`, `token_logprobs`, `top_logprobs` (the token among them), `text_offset`."""
     return {
-        "tokens": [_spelled(processor, token)[0] for token, _, _ in told],
-        "text_offset": [start for _, start, _ in told],
-    } | _columns(told, processor, "log_prob")
+        "tokens": [_spelled(processor, token)[0] for token, _, _ in tokens],
+        "text_offset": [start for _, start, _ in tokens],
+    } | _columns(tokens, processor, "log_prob")
 
 
-def chat_logprobs(told: Sequence[Told], processor: CausalQwenProcessor) -> dict[str, Any]:
+def chat_logprobs(tokens: Sequence[PlacedToken], processor: CausalQwenProcessor) -> dict[str, Any]:
     """`logprobs` of a chat's answer: under `content` of each token `token`, `logprob`, `bytes` and `top_logprobs`."""
 
     def entry(word: Likelihood) -> dict[str, Any]:
         text, raw = _spelled(processor, word.token)
         return {"token": text, "logprob": max(word.log_prob, _LEAST), "bytes": raw}
 
-    rows = [found for _, _, found in told if found is not None]
+    rows = [found for _, _, found in tokens if found is not None]
     return {"content": [entry(row[0]) | {"top_logprobs": list(map(entry, row[1:]))} for row in rows], "refusal": None}
 
 
-def ovr_logprobs(told: Sequence[Told], processor: CausalQwenProcessor) -> dict[str, Any]:
-    """log P_k of the same tokens, as a completion tells its own: `token_logprobs`, `top_logprobs`."""
-    return _columns(told, processor, "log_ovr")
+def ovr_logprobs(tokens: Sequence[PlacedToken], processor: CausalQwenProcessor) -> dict[str, Any]:
+    """log P_k of the same tokens, as a completion reports its own: `token_logprobs`, `top_logprobs`."""
+    return _columns(tokens, processor, "log_ovr")
 
 
-def _columns(told: Sequence[Told], processor: CausalQwenProcessor, of: str) -> dict[str, Any]:
+def _columns(tokens: Sequence[PlacedToken], processor: CausalQwenProcessor, of: str) -> dict[str, Any]:
     own: list[float | None] = []
     likeliest: list[dict[str, float] | None] = []
-    for _, _, row in told:
+    for _, _, row in tokens:
         top: dict[str, float] = {}
         for word in () if row is None else (*row[1:], row[0]):  # of two that are spelled alike, the likelier
             top.setdefault(_spelled(processor, word.token)[0], max(getattr(word, of), _LEAST))
@@ -65,7 +65,7 @@ def _spelled(processor: CausalQwenProcessor, token: int) -> tuple[str, list[int]
 
 @functools.lru_cache(maxsize=_KEPT)
 def _spelled_word(tokenizer: PreTrainedTokenizerBase, token: int) -> tuple[str, list[int] | None]:
-    # Behind a word: some tokenizers drop the space that a text begins with.
+    # After a word: some tokenizers drop the space that a text begins with.
     word = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole, known = (str(tokenizer.decode(part, clean_up_tokenization_spaces=False)) for part in ([*word, token], word))
     text = whole[len(known) :]

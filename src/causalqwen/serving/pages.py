@@ -1,4 +1,4 @@
-"""The explorer's page, for which a browser asks nobody else for anything, and `/openapi.json`: every endpoint and field."""
+"""The explorer's page, for which a browser asks no other server for anything, and `/openapi.json`: every endpoint and field."""
 
 import json
 import mimetypes
@@ -57,8 +57,8 @@ def body_of(kind: type[BaseModel]) -> dict[str, Any]:
 
 def add_openapi(app: FastAPI, kinds: Sequence[type[BaseModel]]) -> None:
     """Serve `/openapi.json` of the endpoints that an application has by then, with bodies of these kinds."""
-    told = app.openapi()
+    document = app.openapi()
     _, schemas = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_COMPONENTS + "{model}")
-    told["components"] = {"schemas": {"Error": _ERROR} | schemas["$defs"]}
-    schema = partial(_given, json.dumps(told, ensure_ascii=False), "application/json", {})
+    document["components"] = {"schemas": {"Error": _ERROR} | schemas["$defs"]}
+    schema = partial(_given, json.dumps(document, ensure_ascii=False), "application/json", {})
     app.add_route("/openapi.json", schema, ["GET"], include_in_schema=False)

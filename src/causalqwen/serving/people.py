@@ -1,4 +1,4 @@
-"""`/v1/individuals`: who somebody is, drawn, inferred, mixed or saved; where each lies, and which words told.
+"""`/v1/individuals`: who somebody is, drawn, inferred, mixed or saved; where each lies, and which words were evidence.
 
 A request describes whom it means, so that nothing is kept between two of them but what making them anew would give:
 
@@ -37,7 +37,7 @@ class SaidText(Strict):
     prompt: str = ""
 
     @property
-    def heard(self) -> Observation:
+    def observed(self) -> Observation:
         return Observation(self.text, self.prompt)
 
 
@@ -50,11 +50,11 @@ class Chosen(Strict):
 
     @model_validator(mode="after")
     def _check_options(self) -> "Chosen":
-        _ = self.heard
+        _ = self.observed
         return self
 
     @property
-    def heard(self) -> Choice:
+    def observed(self) -> Choice:
         return Choice(self.prompt, tuple(self.options), self.chosen)
 
 
@@ -89,8 +89,8 @@ class Described(Strict):
 
     @property
     def texts(self) -> list[str]:
-        """What they said with nothing before it."""
-        return [said for said in self.observations or [] if isinstance(said, str)]
+        """What was observed of them with nothing before it."""
+        return [text for text in self.observations or [] if isinstance(text, str)]
 
 
 Who = Annotated[
@@ -163,16 +163,16 @@ class People:
         self._made = lru_cache(2 * MOST_PEOPLE)(lambda who: self._make(Described.model_validate_json(who)))
 
     def find(self, who: str | Described) -> Individual:
-        """Whoever is meant. ApiError 400 for a name that nobody has, ValueError for what nobody can be inferred from."""
+        """Whoever is meant. ApiError 400 for a name that no individual has, ValueError for what none can be inferred from."""
         if isinstance(who, str):
             return individual_of(who, self.settings, "individual")
         return self._made(who.model_dump_json())
 
     def save(self, individual: Individual, name: str) -> None:
-        """Under a name that nobody has, where the server was told to keep people: in their folder."""
+        """Under a name that no individual has, where the server is set to keep people: in their folder."""
         folder = self.settings.keep
         if folder is None:
-            message = "this server keeps nobody: start `causalqwen explore --individuals FOLDER`"
+            message = "this server saves no individuals: start `causalqwen explore --individuals FOLDER`"
             raise ApiError(400, message, param="save")
         if name in self.settings.individuals or (folder / f"{name}.safetensors").exists():
             raise ApiError(400, f"somebody is called {name!r} already", param="save")
@@ -188,12 +188,12 @@ class People:
             first, second = map(self.find, who.mix)
             made = mix(first, second, who.share)
             return replace(made, name=who.name or made.name)
-        heard = [said if isinstance(said, str) else said.heard for said in who.observations or []]
-        tokens = sum(len(encode_text(model, words).ids) for said in heard for words in _words_of(said))
+        observed = [given if isinstance(given, str) else given.observed for given in who.observations or []]
+        tokens = sum(len(encode_text(model, words).ids) for given in observed for words in _words_of(given))
         if tokens > self.settings.max_heard:
-            message = f"the observations have {tokens} tokens, this server hears {self.settings.max_heard} at once"
+            message = f"the observations have {tokens} tokens, this server reads {self.settings.max_heard} at once"
             raise ApiError(400, message, param="observations")
-        return model.abduct(heard, likelihood=who.likelihood, name=who.name)
+        return model.abduct(observed, likelihood=who.likelihood, name=who.name)
 
 
 def _words_of(observation: str | Observation | Choice) -> list[str]:
@@ -215,8 +215,8 @@ def about(individual: Individual) -> dict[str, Any]:
 
 
 def _words(model: CausalQwenForCausalLM, texts: list[str], individual: Individual) -> dict[str, Any]:
-    """What each word told about them, and which they favour and avoid."""
-    said, evidence = what_told(model, texts, individual)
+    """How much each word is evidence of them, and which they favour and avoid."""
+    explained, evidence = what_told(model, texts, individual)
     favoured, avoided = favoured_tokens(model, evidence, individual) if len(evidence[0]) else ([], [])
-    told = {"favoured": list(map(vars, favoured)), "avoided": list(map(vars, avoided))}
-    return {"words": [[word.plain for word in text] for text in said]} | told
+    tokens = {"favoured": list(map(vars, favoured)), "avoided": list(map(vars, avoided))}
+    return {"words": [[word.plain for word in text] for text in explained]} | tokens

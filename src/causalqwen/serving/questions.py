@@ -63,8 +63,8 @@ class AnswersRequest(Strict):
 
 
 def ask_person(asked: AnswersRequest, settings: ServerSettings, model: CausalQwenForCausalLM) -> list[dict[str, Any]]:
-    """One entry per question, in their order: the law of the answer, of a number as `/v1/numbers` has it, of options the
-    probability of each; and `draws` answers, of which every place holds those of one individual (`model.survey`).
+    """One entry per question, in their order: the distribution of the answer, of a number as `/v1/numbers` has it, of
+    options the probability of each; and `draws` answers, of which every place holds those of one individual (`model.survey`).
 
     Raises ApiError 400 for what cannot be asked.
     """

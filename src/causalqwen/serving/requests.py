@@ -37,7 +37,7 @@ Level = Annotated[float, Field(gt=0, lt=1 - 1e-12)]  # nearer to 1, the quantile
 Logprobs = Annotated[int, Field(ge=0, le=20)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
-_TEXT, _TEXTS, _IDS, _ROWS = "<text>", "<list>", "<ids>", "<rows>"  # shapes of what may be said in several
+_TEXT, _TEXTS, _IDS, _ROWS = "<text>", "<list>", "<ids>", "<rows>"  # shapes of what may be given in several
 
 
 def _shape(given: Any) -> str:
@@ -75,7 +75,7 @@ class Strict(BaseModel):
 
 
 class CausalOptions(Strict):
-    """The extension field `causal`: one of the presets, or a mode for each source, what they draw, and what is told."""
+    """The extension field `causal`: one of the presets, or a mode for each source, what they draw, and what is reported."""
 
     preset: Literal[tuple(PRESETS)] | None = None  # type: ignore[valid-type]
     individual_mode: Literal[INDIVIDUAL_MODES] | None = None  # type: ignore[valid-type]
@@ -176,7 +176,7 @@ class CompletionRequest(SharedFields):
 
     @property
     def likeliest(self) -> int | None:
-        """How many of the likeliest words are told with each token; None where no log-probabilities are asked for."""
+        """How many of the likeliest words are reported with each token; None where no log-probabilities are asked for."""
         return self.logprobs
 
 
@@ -248,22 +248,22 @@ TextRequest = CompletionRequest | ChatRequest
 
 
 def text_of_chat(messages: list[Message], processor: CausalQwenProcessor, goes_on: bool = False) -> str:
-    """Messages by the backbone's template: what an assistant answers behind, or, if it goes on, its last words.
+    """Messages by the backbone's template: what an assistant answers after, or, if it goes on, its last words.
 
     These stand at the end as they are, whatever a template does to the ends of messages.
     """
     if processor.chat_template is None:
         raise ApiError(400, "this model has no chat template: use /v1/completions")
     plain = [message.plain for message in messages]
-    said = plain.pop()["content"] if goes_on else ""
+    last_words = plain.pop()["content"] if goes_on else ""
     try:
-        return processor.apply_chat_template(plain, tokenize=False, add_generation_prompt=True) + said
+        return processor.apply_chat_template(plain, tokenize=False, add_generation_prompt=True) + last_words
     except (TemplateError, IndexError) as error:  # some look at messages that are not there
         raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from None
 
 
 class NumbersRequest(Strict):
-    """`/v1/numbers`: the numbers behind texts, or behind chats, as laws."""
+    """`/v1/numbers`: the numbers after texts, or after chats, as distributions."""
 
     model: str
     prompts: Annotated[
@@ -292,7 +292,7 @@ class NumbersRequest(Strict):
         return self
 
     def texts(self, processor: CausalQwenProcessor, most: int) -> list[str]:
-        """The text that each number stands behind. ApiError 400 for more than `most`, and for messages that the template
+        """The text that each number stands after. ApiError 400 for more than `most`, and for messages that the template
         refuses."""
         if len(self.prompts) > most:
             raise ApiError(400, f"{len(self.prompts)} prompts are more than the {most} of one request", param="prompts")

@@ -29,7 +29,7 @@ class ServerSettings:
         max_tokens: the most a request may ask for, and what a chat gets that asks for nothing.
         timeout, max_body: seconds from a request's arrival to the end of its answer; its bytes.
         max_prompts, max_heard: numbers predicted by one request; tokens that one individual is inferred from.
-        keep: the folder where individuals are saved by request; None to save nobody.
+        keep: the folder where individuals are saved by request; None to save none.
         api_keys: of which `Authorization: Bearer ...` must hold one, and the requests a minute of each, None for any number.
         local: whether only requests that name this machine as their host (127.0.0.1, [::1], localhost) are answered.
         page: whether the explorer's page is served too; it makes a server local.
@@ -67,7 +67,7 @@ def load_individuals(
 ) -> dict[str, Individual]:
     """The individuals in a folder's *.safetensors files, by file name; ValueError for one that does not fit the model.
 
-    depths: the shape [L, H] of voices that its backbone hears; None where it hears none.
+    depths: the shape [L, H] of voices that its backbone takes; None where it takes none.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -79,18 +79,18 @@ def load_individuals(
                 f"{name} in {folder} has {size} coordinates, the causal size of the model is {causal_size}"
             )
         if individual.voice is not None and tuple(individual.voice.shape) != depths:
-            told = "hears no voices" if depths is None else f"has {depths[0]} layers of {depths[1]}"
+            fact = "takes no voices" if depths is None else f"has {depths[0]} layers of {depths[1]}"
             layers, size = individual.voice.shape
-            raise ValueError(f"{name} in {folder} has a voice for {layers} layers of {size}, and this backbone {told}")
+            raise ValueError(f"{name} in {folder} has a voice for {layers} layers of {size}, and this backbone {fact}")
     return individuals
 
 
 def individual_of(name: str | None, settings: ServerSettings, param: str) -> Individual | None:
-    """The one of that name; None for no name. ApiError 400 for a name that nobody has."""
+    """The one of that name; None for no name. ApiError 400 for a name that no individual has."""
     if name is not None and name not in settings.individuals:
-        told = nearest(name, settings.individuals) if settings.individuals else "known: nobody"
+        hint = nearest(name, settings.individuals) if settings.individuals else "known: none"
         where = "a server knows those whose files are in its folder --individuals"
-        raise ApiError(400, f"nobody is called {name!r}; {told} ({where})", param=param)
+        raise ApiError(400, f"no individual is called {name!r}; {hint} ({where})", param=param)
     return None if name is None else settings.individuals[name]
 
 
@@ -104,7 +104,7 @@ def refusing(param: str, where: str = "") -> Iterator[None]:
 
 
 class ApiError(Exception):
-    """An answer other than 200, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}. retry_after: seconds, told
+    """An answer other than 200, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}. retry_after: seconds, sent
     with 429 and 503."""
 
     def __init__(

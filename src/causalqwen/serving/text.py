@@ -15,7 +15,7 @@ class GrowingText:
 
     A stop string is matched on text, but never inside a generated number: "." does not end 351.4. What may be the
     beginning of one is held back. Where digits stand in the context, a number is written with its `<NUM>`, and the digits that
-    are appended behind it add nothing. `special` shows special tokens too. `after_space`: the prompt ends with a space that the
+    are appended after it add nothing. `special` shows special tokens too. `after_space`: the prompt ends with a space that the
     model did not read (`read_as_prompt`), so that the text begins without the one that the model writes in its place.
     """
 

@@ -70,7 +70,7 @@ class TextCall(Call):
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         frame = self.frame | ({"usage": None} if self.asked.wants_usage else {})
-        if self.asked.is_chat:  # who speaks is said once
+        if self.asked.is_chat:  # who speaks is sent once
             opening = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}
             for row in range(self.asked.n):
                 yield frame | {"choices": [{"index": row} | opening]}
@@ -83,9 +83,9 @@ class TextCall(Call):
     def choice(self, piece: Piece) -> dict[str, Any]:
         """A choice of the answer, or of one event of it."""
         row = self.job.rows[piece.row]
-        causal: dict[str, Any] = {"numbers": _behind(row.prompt.echo, piece.numbers)}
+        causal: dict[str, Any] = {"numbers": _after(row.prompt.echo, piece.numbers)}
         if self.job.alternatives is not None:
-            causal["tokens"] = _behind(row.prompt.echo, piece.tokens)
+            causal["tokens"] = _after(row.prompt.echo, piece.tokens)
         if piece.finish is not None:
             causal["seed"] = row.seed
         logprobs = None
@@ -95,8 +95,8 @@ class TextCall(Call):
             causal["ovr"] = ovr_logprobs(piece.logprobs, processor)
         body: dict[str, Any] = {"text": piece.text}
         if self.asked.is_chat:
-            said = {"content": piece.text}
-            body = {"delta": said} if self.asked.stream else {"message": {"role": "assistant"} | said}
+            message = {"content": piece.text}
+            body = {"delta": message} if self.asked.stream else {"message": {"role": "assistant"} | message}
         return {"index": piece.row, **body, "finish_reason": piece.finish, "logprobs": logprobs, "causal": causal}
 
     def usage(self) -> dict[str, int]:
@@ -181,7 +181,7 @@ class TextService:
         """Whoever keeps counters notes the tokens of an answer."""
 
 
-def _behind(echo: str, places: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _after(echo: str, places: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Places of a text, as places of a choice that begins with its prompt."""
     return [place | {"span": [len(echo) + at for at in place["span"]]} for place in places] if echo else places
 

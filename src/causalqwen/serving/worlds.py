@@ -17,7 +17,7 @@ from causalqwen.serving.people import People, TaskRequest, Who, about
 from causalqwen.serving.requests import Points, Seed, Strict, Temperature
 from causalqwen.serving.settings import ApiError
 
-_LENGTH = 64  # tokens behind a prompt where nothing says how many
+_LENGTH = 64  # tokens after a prompt where nothing says how many
 _DRAWN = ("num_samples", "seed", "temperature")
 
 Place = Annotated[int, Field(ge=0, strict=False)]  # keys of JSON are texts
@@ -32,7 +32,7 @@ class Edit(Strict):
 
 
 class WorldsRequest(TaskRequest):
-    """What would have been said: worlds of a text."""
+    """What would have been written: worlds of a text."""
 
     path = made = "worlds"
 
@@ -50,7 +50,7 @@ class WorldsRequest(TaskRequest):
     @model_validator(mode="after")
     def _check_text(self) -> "WorldsRequest":
         if self.text is None and self.interventions != [Edit()]:
-            raise ValueError("interventions change what was said: give its text")
+            raise ValueError("interventions change what was observed: give its text")
         return self
 
     def work(self, people: People, task: Task) -> None:
@@ -85,7 +85,7 @@ class WorldsRequest(TaskRequest):
 
 
 def _world(model: CausalQwenForCausalLM, asked: WorldsRequest, world: World, speaker: Individual) -> dict[str, Any]:
-    """A world as plain data; beside what was said, where something was."""
+    """A world as plain data; beside what was observed, where something was."""
     before = encode_text(model, world.prompt, prompt=True)
     digits = torch.zeros(len(world.tokens), dtype=torch.bool)
     digits[list(world.digits)] = True

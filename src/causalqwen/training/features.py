@@ -236,7 +236,7 @@ def _rest_facts(
 
 def _sums_over_words(rest: Scores, theirs: Tensor) -> dict[str, Tensor]:
     """What takes all scores of some positions, and of the backbone's own [n, V]: `REST`, before what is right is looked at."""
-    log_not_p, best = rest.masked(rest.log_not_p(), 0.0), rest.ranked().max(-1)
+    log_not_p, best = rest.masked(rest.log_not_p(), 0.0), rest.decision_scores().max(-1)
     backbones = theirs.max(-1)
     return {
         "rest_loss": -log_not_p.sum(-1),

@@ -191,7 +191,7 @@ def _score_block(model: CausalQwenForCausalLM, facts: TokenFacts, watched: bool)
     chain = Chain(model, features)
     known_of_number(chain, *(column[name].to(model.device) for name in ("num_scale", "threshold")))
     log_num, log_not_num = (term.cpu() for term in chain.number.log_p())
-    num_score, num_logit = (term.cpu() for term in (chain.number.ranked(), chain.number.loc))
+    num_score, num_logit = (term.cpu() for term in (chain.number.decision_scores(), chain.number.loc))
     is_num = column["targets"] == num_id
     ahead = (num_score > column["rival_score"]) | ((num_score == column["rival_score"]) & (num_id < column["rival_id"]))
     decision = torch.where(ahead, num_id, column["rival_id"])

@@ -13,7 +13,7 @@ _CELL = 64  # tokens of neighbouring ids that are added up, or passed over, as o
 _LIKELY = 64, 1024  # tokens among which most nuclei end, and nearly all
 
 
-class RowSampler(LogitsProcessor):
+class RowSoftmaxSampler(LogitsProcessor):
     """Chooses the token itself: the one whose share of the unit interval e falls into, e from (seed, position).
 
     With p = softmax(scores / T), tokens in the order of their ids take intervals of length p_k, those outside the nucleus
