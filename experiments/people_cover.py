@@ -122,7 +122,12 @@ def trained(world: World, people: int, times: int, seed: int) -> tuple[CausalQwe
     with tempfile.TemporaryDirectory() as folder:
         examples = encode_rows(rows, model.processor)
         learn(
-            model, examples, [], Path(folder) / "run", TrainSettings(seed=seed), say=lambda told: print(f"    {told}")
+            model,
+            examples,
+            [],
+            Path(folder) / "run",
+            TrainSettings(seed=seed),
+            say=lambda line: print(f"    {line}", flush=True),
         )
     return model, time.perf_counter() - began
 
@@ -147,7 +152,7 @@ def predictions(
 def measured(name: str, seed: int, people: int, others: int, times: int) -> None:
     world = WORLDS[name]
     model, seconds = trained(world, people, times, seed)
-    told = model.config.individual_levels or {}
+    fitted = model.config.individual_levels or {}
     z = torch.cat([last_features(model, encode_text(model, prompt, prompt=True)) for prompt in PROMPTS])
     random = np.random.default_rng(10_000 + seed)
     values = world.people(others, max(KNOWN) + 1, random)
@@ -178,8 +183,8 @@ def measured(name: str, seed: int, people: int, others: int, times: int) -> None
         )
         print(
             f"{name:18}{seed:3}{known:3}   rmse {rmse[0]:7.3f} exact {rmse[2]:7.3f}  log score {np.mean(logs):7.3f}  {covers}  "
-            f"width {equal[0] / equal[2]:.3f} raw {equal[1] / equal[2]:.3f}   as told {width[0] / width[2]:.3f} "
-            f"raw {width[1] / width[2]:.3f}   who {told.get('who', 1):.2f} noise {told.get('noise', 1):.2f}   {seconds:.0f} s",
+            f"width {equal[0] / equal[2]:.3f} raw {equal[1] / equal[2]:.3f}  as given {width[0] / width[2]:.3f} "
+            f"raw {width[1] / width[2]:.3f}  who {fitted.get('who', 1):.2f} noise {fitted.get('noise', 1):.2f} {seconds:.0f} s",
             flush=True,
         )
 
@@ -191,8 +196,8 @@ def bounds(people: int, others: int, runs: int = 40, repeats: int = 2000) -> Non
     spread = np.sqrt(random.chisquare(people - 1, size=(repeats, runs)) / (people - 1))
     truth = 2 * ndtr(1.6706 * spread) - 1
     seen = random.binomial(others, truth) / others
-    told = random.binomial(others, 0.9, size=(repeats, runs)) / others
-    for how, share in (("60 people's spread", seen), ("the exact posterior", told)):
+    exact = random.binomial(others, 0.9, size=(repeats, runs)) / others
+    for how, share in (("60 people's spread", seen), ("the exact posterior", exact)):
         worst, best = np.median(share.min(1)), np.median(share.max(1))
         print(
             f"{how}: {share.mean():.1%} of {others}, sd {share.std():.1%}; of {runs} runs from {worst:.1%} to {best:.1%}"

@@ -24,12 +24,15 @@ def coverage_of_people(
     """
     after = {known: asked_after(model.action.value_law, people, known) for known in (0, *KNOWN)}
     held = {known: (block.places, _inside(model, block, known)) for known, block in after.items() if block is not None}
-    made: dict[str, Any] = {"people": len(people), "known": {str(known): _told(of) for known, (_, of) in held.items()}}
+    made: dict[str, Any] = {
+        "people": len(people),
+        "known": {str(known): _shares(of) for known, (_, of) in held.items()},
+    }
     if len(held) > 1 and len(set(contexts)) <= _MOST_CONTEXTS:
         places, inside = zip(*(of for known, of in held.items() if known), strict=True)
         texts, every = [contexts[place] for place in torch.cat(places).tolist()], torch.cat(inside, -1)
         rows = {text: [row for row, own in enumerate(texts) if own == text] for text in sorted(set(texts))}
-        made["contexts"] = {text: _told(every[..., of]) for text, of in rows.items()}
+        made["contexts"] = {text: _shares(every[..., of]) for text, of in rows.items()}
     return made
 
 
@@ -44,6 +47,6 @@ def _inside(model: CausalQwenForCausalLM, block: Asked, known: int) -> Tensor:
     return torch.stack(shares)
 
 
-def _told(inside: Tensor) -> dict[str, Any]:
+def _shares(inside: Tensor) -> dict[str, Any]:
     own, raw = (dict(zip(map(str, LEVELS), of, strict=True)) for of in inside.mean(-1).tolist())
     return {"numbers": inside.shape[-1], "coverage": own, "coverage_raw": raw}

@@ -141,8 +141,8 @@ def asked_after(law: StableFamily, people: Sequence[HeldPerson], known: int) -> 
         moved, median = sizes[:, -1:] * (places - middle), sizes[:, -1] * middle.squeeze(-1)
         who = torch.zeros_like(median)
     ends = column("ends")[:, -1] - median.unsqueeze(-1)
-    owner, asked = torch.tensor([owner for owner, _ in drawn]), column("places")[:, -1]
-    return Asked(law, residuals[:, -1] - median, ends, noise[:, -1], who, moved, log_weights, owner, asked)
+    owners, asked = torch.tensor([owner for owner, _ in drawn]), column("places")[:, -1]
+    return Asked(law, residuals[:, -1] - median, ends, noise[:, -1], who, moved, log_weights, owners, asked)
 
 
 def fit_individual_levels(law: StableFamily, people: Sequence[HeldPerson]) -> dict[str, Any] | None:
@@ -159,10 +159,14 @@ def fit_individual_levels(law: StableFamily, people: Sequence[HeldPerson]) -> di
         return None
     blocks = [block for known in KNOWN if (block := asked_after(law, people, known)) is not None]
     factors = _factors(blocks, len(people))
-    central = torch.cat([block.central(*factors) for block in blocks])
-    owner = torch.cat([block.owner for block in blocks])
-    weights = (1 / owner.bincount().double()[owner] / PARTS).unsqueeze(-1).expand_as(central)
-    return dict(zip(("who", "noise"), factors, strict=True)) | {"levels": _levels(central, weights, len(people))}
+    return dict(zip(("who", "noise"), factors, strict=True)) | {"levels": _levels(blocks, factors, len(people))}
+
+
+def population_levels(law: StableFamily, people: Sequence[HeldPerson]) -> list[float] | None:
+    """Levels of `fit_individual_levels` for the population average, after none of a person's own numbers; None for fewer than
+    `FEWEST` people."""
+    block = asked_after(law, people, 0)
+    return None if block is None or len(people) < FEWEST else _levels([block], (1.0, 1.0), len(people))
 
 
 def _factors(blocks: Iterable[Asked], count: int) -> tuple[float, float]:
@@ -188,9 +192,13 @@ def _factors(blocks: Iterable[Asked], count: int) -> tuple[float, float]:
     return who, noise
 
 
-def _levels(central: Tensor, weights: Tensor, count: int) -> list[float]:
-    """Levels that cover, of central levels with weights that sum to 1 for each of so many people; below 1, so that intervals
-    stay finite."""
+def _levels(blocks: Sequence[Asked], factors: tuple[float, float], count: int) -> list[float]:
+    """Levels that cover, each of so many people weighing 1; below 1, so that intervals stay finite."""
+    central, owner = (
+        torch.cat([block.central(*factors) for block in blocks]),
+        torch.cat([block.owner for block in blocks]),
+    )
+    weights = (1 / owner.bincount().double()[owner] / PARTS).unsqueeze(-1).expand_as(central)
     if count >= FEW:
         own = (torch.arange(1000).double() + 0.5) / 1000
         central, weights = (torch.cat([a.flatten(), b]) for a, b in ((central, own), (weights, 0 * own + PRIOR / 1000)))

@@ -37,7 +37,14 @@ from causalqwen.training.choice_of_people import EVALUATIONS, ChoiceOfPeople, ap
 from causalqwen.training.copies import say_again
 from causalqwen.training.features import FactStore, update_with_rows
 from causalqwen.training.held_out import FEWEST_HELD, hold_out, rows_together
-from causalqwen.training.levels_of_people import FEW, FEWEST, HeldPerson, fit_individual_levels, people_of
+from causalqwen.training.levels_of_people import (
+    FEW,
+    FEWEST,
+    HeldPerson,
+    fit_individual_levels,
+    people_of,
+    population_levels,
+)
 from causalqwen.training.scores import coverage_by_scale, law_of_new, score_tokens, uneven_coverage
 from causalqwen.training.settings import STAGES, TrainSettings, ValueStage
 from causalqwen.training.stages import TRAINERS, WORK, Run, check_stages
@@ -179,6 +186,8 @@ def _learn(run: Run, numbers: LearnedNumbers, certain: set[tuple[int, ...]], say
     metrics = _final_scores(run)
     if of_people and settings.recalibrate:
         _recalibrate_individuals(run, people, certain, say)
+        as_it_is = dataclasses.replace(settings, recalibrate=False)
+        metrics |= _final_scores(dataclasses.replace(run, settings=as_it_is))
     return _finished(run, numbers, metrics, say)
 
 
@@ -192,15 +201,20 @@ def _recalibrate_individuals(run: Run, people: Sequence[HeldPerson], certain: se
         held = people_of(model, facts, [example.individual for example in rows], keep)
     names = {person.name for person in held}
     held += [person for person in people if person.name not in names]
-    fitted = ranks.from_main(fit_individual_levels(model.action.value_law, held))
+    law, owners = model.action.value_law, [example.individual for example in (*run.train_examples, *rows)]
+    levels = ranks.from_main(population_levels(law, held))
+    if levels is not None and None not in owners and not model.value_axes.known:  # the population average is of people
+        set_levels(model, [(0.0, levels)])
+    fitted = ranks.from_main(fit_individual_levels(law, held))
     model.config.individual_levels = fitted
     if fitted is None:
-        say(f"intervals of an individual are not calibrated: {FEWEST} people held out, of two numbers or more, could")
+        if len(rows):  # else it was said that nothing is calibrated
+            say(f"intervals of an individual are not calibrated: {FEWEST} people held out, of two numbers or more, could")
         return
     count = sum(len(person.noise) > 1 for person in held)
     few = f"; fewer than {FEW} tell little: the levels are wide" * (count < FEW)
-    told = f"what is not known of them x {fitted['who']:.2f}, noise x {fitted['noise']:.2f}"
-    say(f"intervals of an individual are calibrated on {count} people held out: {told}{few}")
+    factors = f"what is not known of them x {fitted['who']:.2f}, noise x {fitted['noise']:.2f}"
+    say(f"intervals of an individual are calibrated on {count} people held out: {factors}{few}")
 
 
 def _finished(run: Run, numbers: LearnedNumbers, metrics: dict[str, Any], say: Say) -> dict[str, Any]:
@@ -243,7 +257,7 @@ def _by_people(
         return dataclasses.replace(settings, values=choice.stage_of(examples)), ()
     chosen = choice.made()
     apply(model, {"value_family": chosen.family}, settings.seed)
-    best = {"values": choice.stage_of(examples, chosen.share), "value_transform": chosen.axis}
+    best: dict[str, Any] = {"values": choice.stage_of(examples, chosen.share), "value_transform": chosen.axis}
     return dataclasses.replace(settings, **best, evaluations=max(settings.evaluations, EVALUATIONS)), chosen.people
 
 
