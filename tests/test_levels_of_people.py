@@ -52,44 +52,38 @@ def covered(law, people, known, fitted, level):
 
 @pytest.mark.parametrize("known", [0, 1, 3])
 def test_what_is_predicted_after_some_numbers_is_the_gaussian_of_all_of_them(known):
-    law, people = crowd(3, 0)
-    block = asked_after(law, people, known)
-    for row in (0, 200, 479):
-        person = people[int(block.owner[row])]
-        asked = int(block.places[row]) - int(person.places[0])
-        seen = [
-            order
-            for order in _orders(people, known)
-            if order[-1] == asked and torch.isclose(block.residuals[row], _left(person, order), atol=1e-9)
-        ]
-        assert seen
-        loadings, order = person.loadings[:, 0].numpy(), seen[0]
-        variance = _conditional(loadings, order, 1.0, 1.0)[1]
-        both = math.hypot(1.5 * block.who[row], 0.7 * 2)
-        assert block.who[row].item() ** 2 + 4 == pytest.approx(variance)
-        expected = stats.norm(0, both).logpdf(block.residuals[row].item())
-        factors = torch.tensor([1.5, 0.7]).double()
-        assert block.log_prob(*factors)[row].item() == pytest.approx(expected)
-        central = abs(2 * stats.norm(0, both).cdf(block.residuals[row].item()) - 1)
-        torch.testing.assert_close(block.central(1.5, 0.7)[row], torch.full((64,), central).double())
+    law, (person,) = crowd(1, 0, numbers=known + 1)
+    block, loadings = asked_after(law, [person], known), person.loadings[:, 0].numpy()
+    assert set(block.places.tolist()) == set(range(known + 1))
+    for asked in range(known + 1):
+        row, seen = block.places.tolist().index(asked), [place for place in range(known + 1) if place != asked]
+        covariance = np.outer(loadings, loadings) + 4 * np.eye(known + 1)
+        weights = np.linalg.solve(covariance[np.ix_(seen, seen)], covariance[seen, asked]) if seen else np.zeros(0)
+        left = person.residuals[asked].item() - weights @ person.residuals[seen].numpy()
+        who = covariance[asked, asked] - weights @ covariance[seen, asked] - 4
+        expected = stats.norm(0, math.sqrt(1.5**2 * who + 0.7**2 * 4))
+        assert block.log_prob(*torch.tensor([1.5, 0.7]).double())[row].item() == pytest.approx(expected.logpdf(left))
+        central = block.central(1.5, 0.7)[row]
+        torch.testing.assert_close(central, torch.full((64,), abs(2 * expected.cdf(left) - 1)).double())
 
 
-def _orders(people, known):
-    random = np.random.default_rng(known)
-    return [random.permutation(6)[: known + 1] for _ in range(3 * (480 // 3))]
-
-
-def _conditional(loadings, order, who, noise):
-    *seen, asked = order
-    covariance = who**2 * np.outer(loadings, loadings) + noise**2 * 4 * np.eye(6)
-    weights = np.linalg.solve(covariance[np.ix_(seen, seen)], covariance[seen, asked]) if seen else np.zeros(0)
-    return weights, covariance[asked, asked] - weights @ covariance[seen, asked]
-
-
-def _left(person, order):
-    weights, _ = _conditional(person.loadings[:, 0].numpy(), order, 1.0, 1.0)
-    residuals = person.residuals.numpy()
-    return torch.tensor(residuals[order[-1]] - weights @ residuals[order[:-1]])
+def test_on_a_line_what_is_predicted_is_the_cauchy_of_all_numbers():
+    """Against a sum over a fine grid of places; the middle is where half of them lie."""
+    law, (person,) = crowd(1, 3, family="cauchy", numbers=3)
+    block = asked_after(law, [person], 2)
+    row = block.places.tolist().index(2)
+    t = torch.linspace(-400, 400, 1_600_001).double()
+    zero, unit, wide = torch.zeros_like(t), torch.ones_like(t), torch.full_like(t, 2.0)
+    log_p = law.log_prob(t, zero, unit)
+    for place in (0, 1):
+        log_p = log_p + law.log_prob(person.residuals[place].expand_as(t), person.loadings[place, 0] * t, wide)
+    weights = log_p.softmax(0)
+    middle, size = t[(weights.cumsum(0) < 0.5).sum()], person.loadings[2, 0]
+    left = person.residuals[2] - size * middle
+    assert block.residuals[row].item() == pytest.approx(left.item(), abs=0.1)
+    moved = 1.5 * size * (t - middle)
+    expected = (weights * law.log_prob(left.expand_as(t), moved, 0.7 * wide).exp()).sum().log()
+    assert block.log_prob(*torch.tensor([1.5, 0.7]).double())[row].item() == pytest.approx(expected.item(), abs=0.02)
 
 
 @pytest.mark.parametrize(("family", "noise"), [("gaussian", 1.6), ("gaussian", 0.6), ("cauchy", 1.6)])

@@ -3,7 +3,7 @@
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,7 +52,7 @@ class NumberPrediction:
     law: ValueLaw
     calibrated: "NumberPrediction | None" = field(default=None, kw_only=True, repr=False)
 
-    def of_intervals(self, raw: bool) -> "NumberPrediction":
+    def _of_intervals(self, raw: bool) -> "NumberPrediction":
         """The prediction whose quantiles are told."""
         return self if raw or self.calibrated is None else self.calibrated
 
@@ -71,7 +71,7 @@ class NumberPrediction:
 
     def quantile(self, p: float, *, raw: bool = False) -> float:
         """Quantile at p in (0, 1), recalibrated where the model was trained with validation rows; `raw`: the law's own."""
-        return self.of_intervals(raw)._quantile(p, raw)
+        return self._of_intervals(raw)._quantile(p, raw)
 
     def _quantile(self, p: float, raw: bool) -> float:
         return self.law.quantile(*self._parameters(), p, raw=raw).item()
@@ -291,10 +291,11 @@ def describe_all(
             entries[row] = describe(prediction, value, raw=raw, levels=levels)
     for rows in itertools.chain.from_iterable(batches(rows, _AT_ONCE) for rows in of_law.values()):
         law = predictions[rows[0]].law
-        loc, scale = _columns(predictions[row] for row in rows)
-        wide = [predictions[row].of_intervals(raw) for row in rows]  # also of one law
-        locs, scales = _columns(wide)
-        ends = [torch.stack(wide[0].law.interval(locs, scales, level, raw=raw), -1).tolist() for level in levels]
+        each = [(predictions[row], predictions[row]._of_intervals(raw)) for row in rows]
+        parameters = [(own.loc, own.scale, wide.loc, wide.scale) for own, wide in each]
+        loc, scale, *of_intervals = torch.tensor(parameters, dtype=torch.float64).unbind(-1)
+        calibrated = each[0][1].law  # of all of them, as `law`
+        ends = [torch.stack(calibrated.interval(*of_intervals, level, raw=raw), -1).tolist() for level in levels]
         for row, median, *of_levels in zip(rows, law.quantile(loc, scale, 0.5).tolist(), *ends, strict=True):
             entries[row] = _described(predictions[row], median, of_levels, levels)
         known = [place for place, row in enumerate(rows) if values[row] is not None]
@@ -304,13 +305,6 @@ def describe_all(
         for place, crps, log_prob in scores:
             entries[rows[place]] |= {"crps": crps, "log_prob": log_prob}
     return entries
-
-
-def _columns(predictions: Iterable[NumberPrediction]) -> tuple[Tensor, Tensor]:
-    """loc and scale, float64 [n]."""
-    parameters = [(prediction.loc, prediction.scale) for prediction in predictions]
-    loc, scale = torch.tensor(parameters, dtype=torch.float64).unbind(-1)
-    return loc, scale
 
 
 class Scored:

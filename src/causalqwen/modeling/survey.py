@@ -303,11 +303,9 @@ class Survey:
 
         @cache
         def q(of_numbers: bool) -> Tensor:
-            if not of_numbers:
-                return _q_of(self.model.action.law, g(False))
-            made = _q_of(law := self.model.action.value_law, g(True))
-            fitted = self.model.config.individual_levels
-            if fitted is None or population.draws.shape[1] == 1:
+            law = self.model.action.value_law if of_numbers else self.model.action.law
+            made, fitted = _q_of(law, g(of_numbers)), self.model.config.individual_levels
+            if not of_numbers or fitted is None:
                 return made
             known = population.draws if population.numbers is None else population.numbers
             middle = _q_of(law, known[people].double().mean(1, keepdim=True))

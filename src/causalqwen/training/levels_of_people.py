@@ -1,7 +1,7 @@
 """Levels of the intervals of an individual, fitted on people held out (theory 3.14)."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -136,8 +136,8 @@ def asked_after(law: StableFamily, people: Sequence[HeldPerson], known: int) -> 
         places, log_weights = line_nodes(law, residuals[:, :-1], sizes[:, :-1], noise[:, :-1])
         places, order = places.sort(-1)
         log_weights = log_weights.gather(-1, order).log_softmax(-1)
-        middle = (log_weights.exp().cumsum(-1) < 0.5).sum(-1, keepdim=True).clamp(max=places.shape[-1] - 1)
-        middle = places.gather(-1, middle)
+        half = (log_weights.exp().cumsum(-1) < 0.5).sum(-1, keepdim=True).clamp(max=places.shape[-1] - 1)
+        middle = places.gather(-1, half)
         moved, median = sizes[:, -1:] * (places - middle), sizes[:, -1] * middle.squeeze(-1)
         who = torch.zeros_like(median)
     ends = column("ends")[:, -1] - median.unsqueeze(-1)
@@ -169,12 +169,12 @@ def population_levels(law: StableFamily, people: Sequence[HeldPerson]) -> list[f
     return None if block is None or len(people) < FEWEST else _levels([block], (1.0, 1.0), len(people))
 
 
-def _factors(blocks: Iterable[Asked], count: int) -> tuple[float, float]:
+def _factors(blocks: Sequence[Asked], count: int) -> tuple[float, float]:
     clipped = []
     for block in blocks:
         reach = _FARTHEST * block.scale(1.0, 1.0) if block.law.alpha == 2 else torch.tensor(torch.inf)
         weight = 1 / block.owner.bincount(minlength=count).double()[block.owner]
-        clipped.append((weight, Asked(**{**vars(block), "residuals": block.residuals.clamp(-reach, reach)})))
+        clipped.append((weight, replace(block, residuals=block.residuals.clamp(-reach, reach))))
     logs = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS([logs], max_iter=60, tolerance_change=1e-6, line_search_fn="strong_wolfe")
 
@@ -194,10 +194,8 @@ def _factors(blocks: Iterable[Asked], count: int) -> tuple[float, float]:
 
 def _levels(blocks: Sequence[Asked], factors: tuple[float, float], count: int) -> list[float]:
     """Levels that cover, each of so many people weighing 1; below 1, so that intervals stay finite."""
-    central, owner = (
-        torch.cat([block.central(*factors) for block in blocks]),
-        torch.cat([block.owner for block in blocks]),
-    )
+    central = torch.cat([block.central(*factors) for block in blocks])
+    owner = torch.cat([block.owner for block in blocks])
     weights = (1 / owner.bincount().double()[owner] / PARTS).unsqueeze(-1).expand_as(central)
     if count >= FEW:
         own = (torch.arange(1000).double() + 0.5) / 1000

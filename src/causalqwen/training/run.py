@@ -209,7 +209,9 @@ def _recalibrate_individuals(run: Run, people: Sequence[HeldPerson], certain: se
     model.config.individual_levels = fitted
     if fitted is None:
         if len(rows):  # else it was said that nothing is calibrated
-            say(f"intervals of an individual are not calibrated: {FEWEST} people held out, of two numbers or more, could")
+            say(
+                f"intervals of an individual are not calibrated: {FEWEST} people held out, of two numbers or more, could"
+            )
         return
     count = sum(len(person.noise) > 1 for person in held)
     few = f"; fewer than {FEW} tell little: the levels are wide" * (count < FEW)
