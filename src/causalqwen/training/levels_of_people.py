@@ -150,23 +150,25 @@ def fit_individual_levels(law: StableFamily, people: Sequence[HeldPerson]) -> di
     where fewer than `FEWEST` people said two numbers or more.
 
     who and noise maximize sum over people and k of log p(v | k others of theirs) - `PRIOR` (log^2 who + log^2 noise), the log
-    density's mean over orders: to scale all by s costs n people about n log^2 s. Levels are split-conformal by person (Lee,
-    Barber and Willett 2023): all draws of one person have the weight 1 together, and the level is the least whose weight is
-    (n + 1) times the wanted one; of `FEW` people or more, with `PRIOR` further ones whose levels are the law's own.
+    density's mean over orders: to scale all by s costs n people about n log^2 s. For levels, all draws of a person have the
+    weight 1 together. Of fewer than `FEW` people, the level is the least up to which lies (n + 1) times the wanted one (split
+    conformal by groups: Lee, Barber and Willett 2023). More stand beside `PRIOR` others whose levels are the law's own, in
+    place of the one more: their draws are many, and with it levels would cover too much.
     """
     people = [person for person in people if len(person.noise) > 1]
     if len(people) < FEWEST:
         return None
     blocks = [block for known in KNOWN if (block := asked_after(law, people, known)) is not None]
     factors = _factors(blocks, len(people))
-    return dict(zip(("who", "noise"), factors, strict=True)) | {"levels": _levels(blocks, factors, len(people))}
+    levels = _levels(blocks, factors, len(people), PRIOR if len(people) >= FEW else 0)
+    return {"who": factors[0], "noise": factors[1], "levels": levels}
 
 
 def population_levels(law: StableFamily, people: Sequence[HeldPerson]) -> list[float] | None:
-    """Levels of `fit_individual_levels` for the population average, after none of a person's own numbers; None for fewer than
+    """Levels for the population average, after none of a person's own numbers, split-conformal by person; None for fewer than
     `FEWEST` people."""
     block = asked_after(law, people, 0)
-    return None if block is None or len(people) < FEWEST else _levels([block], (1.0, 1.0), len(people))
+    return None if block is None or len(people) < FEWEST else _levels([block], (1.0, 1.0), len(people), 0)
 
 
 def _factors(blocks: Sequence[Asked], count: int) -> tuple[float, float]:
@@ -192,17 +194,17 @@ def _factors(blocks: Sequence[Asked], count: int) -> tuple[float, float]:
     return who, noise
 
 
-def _levels(blocks: Sequence[Asked], factors: tuple[float, float], count: int) -> list[float]:
-    """Levels that cover, each of so many people weighing 1; below 1, so that intervals stay finite."""
+def _levels(blocks: Sequence[Asked], factors: tuple[float, float], count: int, prior: int) -> list[float]:
+    """Levels that cover, each of `count` people weighing 1, `prior` more believing the law's own; below 1, so that intervals
+    stay finite."""
     central = torch.cat([block.central(*factors) for block in blocks])
     owner = torch.cat([block.owner for block in blocks])
     weights = (1 / owner.bincount().double()[owner] / PARTS).unsqueeze(-1).expand_as(central)
-    if count >= FEW:
+    if prior:
         own = (torch.arange(1000).double() + 0.5) / 1000
-        central, weights = (torch.cat([a.flatten(), b]) for a, b in ((central, own), (weights, 0 * own + PRIOR / 1000)))
-        count += PRIOR
+        central, weights = (torch.cat([a.flatten(), b]) for a, b in ((central, own), (weights, 0 * own + prior / 1000)))
     central, order = central.flatten().clamp(max=1 - 1e-9).sort()
-    place = torch.searchsorted(weights.flatten()[order].cumsum(0), (count + 1) * WANTED_LEVELS - 1e-9)
+    place = torch.searchsorted(weights.flatten()[order].cumsum(0), (count + (prior or 1)) * WANTED_LEVELS - 1e-9)
     # Beyond the largest, as in `ValueLaw.fit_interval_levels`.
     beyond = 1 - (1 - central[-1:]) / 2
     levels: list[float] = torch.cat([central, beyond])[place.clamp(max=len(central))].tolist()
