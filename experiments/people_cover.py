@@ -33,7 +33,7 @@ from causalqwen.training.run import learn
 
 PROMPTS = ("Without irrigation, the field's harvest in sacks is", "With irrigation, the field's harvest in sacks is")
 KNOWN, LEVELS = (0, 1, 3, 8), (0.5, 0.8, 0.9)
-_KEPT = 400  # places of a grid that hold a person's posterior
+_KEPT = 12.0  # nats below the likeliest place of a grid, to which a person's posterior is looked at
 
 
 def normal(random: np.random.Generator, count: int) -> np.ndarray:
@@ -67,8 +67,12 @@ class World:
     def grid(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Means in both contexts [g, 2], noise [g] and log weights [g] of who somebody may be."""
         heavy = self.trait is student
-        first = np.sinh(np.linspace(-5, 5, 1201)) if heavy else np.linspace(-4.5, 4.5, 241)
-        axes = [first, *[np.linspace(-4.5, 4.5, 121)] * (len(self.loadings[0]) - 1)]
+        first = (
+            np.sinh(np.linspace(-5, 5, 1201))
+            if heavy
+            else np.linspace(-4.5, 4.5, 241 if len(self.loadings[0]) == 1 else 121)
+        )
+        axes = [first, *[np.linspace(-4.5, 4.5, 91)] * (len(self.loadings[0]) - 1)]
         axes.append(np.linspace(-3, 3, 25) if self.varies else np.zeros(1))
         logs = [-np.square(axis) / 2 for axis in axes]
         if heavy:
@@ -83,7 +87,7 @@ class World:
         means, noise, logs = self.grid
         z = (seen - means[:, contexts]) / noise[:, None]
         logs = logs - np.square(z).sum(1) / 2 - len(seen) * np.log(noise)
-        kept = np.argsort(logs)[-_KEPT:] if len(seen) else np.arange(len(logs))
+        kept = logs > logs.max() - _KEPT
         weights = np.exp(logs[kept] - logs[kept].max())
         weights, loc, scale = weights / weights.sum(), means[kept, asked], noise[kept]
         levels = np.array([0.5, *(0.5 + sign * level / 2 for level in LEVELS for sign in (-1, 1))])

@@ -22,7 +22,7 @@ KNOWN = (1, 2, 4, 8, 16)
 FEWEST, FEW = 6, 20
 """Fewer people calibrate nothing; fewer than `FEW` say little of the distribution's form: their levels are wide."""
 
-PRIOR = 20
+PRIOR = 10
 """People as whom what the model believes counts: factors of 1, and levels of its own distribution."""
 
 _DRAWS, _NUMBERS = (
