@@ -19,7 +19,14 @@ from causalqwen.numbers.law import WANTED_LEVELS
 from causalqwen.training import TrainSettings, ValueStage
 from causalqwen.training import choice_of_people as people_held
 from causalqwen.training.features import FactStore
-from causalqwen.training.levels_of_people import HeldPerson, asked_after, fit_individual_levels, people_of
+from causalqwen.training.levels_of_people import (
+    KNOWN,
+    HeldPerson,
+    _levels,
+    asked_after,
+    fit_individual_levels,
+    people_of,
+)
 from causalqwen.training.run import learn
 from conftest import graft_tiny
 from test_choice_of_people import PROMPTS, said_by
@@ -126,10 +133,13 @@ def test_few_people_are_wide_and_fewer_calibrate_nothing():
 
 def test_each_person_counts_as_much_and_so_do_those_who_said_more():
     law, people = crowd(40, 3)
-    _, loud = crowd(40, 4, noise=3.0, who=3.0, numbers=40)
-    fitted = fit_individual_levels(law, [*people, *loud])
-    half = (covered(law, people, 1, fitted, 0.5) + covered(law, loud, 1, fitted, 0.5)) / 2
-    assert half == pytest.approx(0.5, abs=0.08)
+    people += crowd(40, 4, noise=3.0, who=3.0, numbers=40)[1]
+    blocks = [block for known in KNOWN if (block := asked_after(law, people, known)) is not None]
+    fitted = _levels(blocks, (1.0, 1.0), 80, 0)
+    inside = torch.cat([(block.central(1.0, 1.0) <= fitted[50]).double().mean(-1) for block in blocks])
+    owner = torch.cat([block.owner for block in blocks])
+    each = torch.zeros(80).double().index_add_(0, owner, inside) / owner.bincount()
+    assert each.mean().item() == pytest.approx(0.5 * 81 / 80, abs=2e-3)
 
 
 @pytest.mark.parametrize("family", ["gaussian", "cauchy"])
@@ -152,11 +162,14 @@ def test_people_who_choose_calibrate_and_everything_that_predicts_for_an_individ
     assert wide.interval(0.9) == found.interval(0.9) and wide.law.interval_levels == tuple(fitted["levels"])
     raw_p = 0.5 + fitted["levels"][90] / 2
     assert found.interval(0.9)[1] == pytest.approx(wide.quantile(raw_p, raw=True))
-    if family == "gaussian":
-        left = believed.scale**2 - wide.scale**2 / fitted["who"] ** 2
-        noise = left / (1 - fitted["noise"] ** 2 / fitted["who"] ** 2)
-        exact = math.sqrt(fitted["who"] ** 2 * (believed.scale**2 - noise) + fitted["noise"] ** 2 * noise)
-        assert wide.scale == pytest.approx(exact)
+    if family == "gaussian":  # the squares of both parts add up
+        scales = []
+        for factors in ((1.0, 1.0), (2.0, 1.0), (1.0, 2.0)):
+            model.config.individual_levels = fitted | dict(zip(("who", "noise"), factors, strict=True))
+            scales.append(model.predict_number(PROMPTS[0], individual=who)[0].calibrated.scale)
+        assert scales[0] == pytest.approx(believed.scale) and scales[0] < min(scales[1:])
+        assert scales[1] ** 2 + scales[2] ** 2 == pytest.approx(5 * believed.scale**2)
+        model.config.individual_levels = fitted
     assert describe_all([found, found])[1]["intervals"]["0.9"] == list(found.interval(0.9))
     assert describe_all([found, found], raw=True)[1]["intervals"]["0.9"] == list(believed.interval(0.9))
     model.save_pretrained(tmp_path / "saved")
@@ -199,8 +212,12 @@ def test_without_people_held_out_the_run_says_so(tiny_tokenizer, tmp_path):
     model, said = graft_tiny("llama", tiny_tokenizer), []
     model.config.individual_levels = {"who": 1.0, "noise": 1.0, "levels": WANTED_LEVELS.tolist()}
     rows, held = said_by(model, 5, 0), said_by(model, 5, 1)
-    learn(model, rows, held, tmp_path, TrainSettings(values=ValueStage(epochs=1)), say=said.append)
+    learn(model, rows, held, tmp_path / "run", TrainSettings(values=ValueStage(epochs=1)), say=said.append)
     assert model.config.individual_levels is None and "intervals of an individual are not calibrated" in said[-1]
+    model.config.individual_levels = {"who": 1.0, "noise": 1.0, "levels": WANTED_LEVELS.tolist()}
+    plain = TrainSettings(values=ValueStage(epochs=1), recalibrate=False)
+    learn(model, rows, held, tmp_path / "plain", plain)
+    assert model.config.individual_levels is None  # they were those of other values
 
 
 @pytest.mark.parametrize(
