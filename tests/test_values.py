@@ -272,7 +272,9 @@ def test_defaults_choose_an_axis_on_which_skewed_values_are_well_told_and_say_so
     kept = json.loads((tmp_path / "run" / "config.json").read_text())["fitted"]["values"]["value_transform"]
     assert kept["kind"] == "log" and kept["support"]["low"] > 0
     floor = kept["support"]["low"]  # half the least value of the rows
-    assert f'no value below {floor:g} is predicted: a row has {2 * floor:g} after ' in said[-1] and 'one is" (' in said[-1]
+    assert (
+        f"no value below {floor:g} is predicted: a row has {2 * floor:g} after " in said[-1] and 'one is" (' in said[-1]
+    )
 
 
 @pytest.mark.parametrize(

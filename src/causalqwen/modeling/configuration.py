@@ -22,6 +22,15 @@ Levels = Annotated[list[Share], Field(min_length=len(WANTED_LEVELS), max_length=
 FORMAT = 3
 """The format of a saved config.json, given there as `format_version`. No other format is read."""
 
+
+class IndividualLevels:
+    """What `individual_levels` holds."""
+
+    who: Positive
+    noise: Positive
+    levels: Levels
+
+
 _AXIS = ("value_transform", "value_range", "value_place")  # of each class in `class_values`
 
 STARTS: dict[str, dict[str, Any]] = {
@@ -105,7 +114,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "scores": ("score_noise", "score_slope"),
         "values": (
             "value_transform", "value_range", "value_place", "interval_levels", "interval_kinds", "class_interval_levels",
-            "class_values", "value_kernel",
+            "individual_levels", "class_values", "value_kernel",
         ),
     },
 }  # fmt: skip
@@ -151,6 +160,8 @@ class CausalQwenConfig(PreTrainedConfig):
             recalibration fitted on validation rows, or None. interval_kinds: least scale on the value axis, and levels, of the
             numbers that are not of the surest kind (`ValueLaw.fit_interval_kinds`). class_interval_levels: levels of each class
             that rows named, by name; None for a class that had too few rows, which takes the model's own.
+        individual_levels: of intervals of an individual: factors "who" of what is not known about them and "noise", fitted on
+            people held out, and "levels" on top (theory 3.14). None where no people were held out.
         class_values: of a model whose classes have axes of their own, value_transform, value_range and value_place of each, by
             name (`TrainSettings.class_transforms`).
         value_kernel: rows and blocks of values that are read from the whole backbone in closed form (`KernelReader`), in place
@@ -207,6 +218,7 @@ class CausalQwenConfig(PreTrainedConfig):
     interval_levels: Levels | None = None
     interval_kinds: list[tuple[NotNegative, Levels]] | None = None
     class_interval_levels: dict[str, Levels | None] | None = None
+    individual_levels: dict[str, Any] | None = None
     class_values: dict[str, dict[str, Any]] | None = None
     value_kernel: dict[str, Any] | None = None
     value_digits: Annotated[int, Field(ge=1, le=17)] = 6
@@ -324,6 +336,8 @@ class CausalQwenConfig(PreTrainedConfig):
         if self.value_crossing > 1:
             self.require("value_crossing above 1")
         _check_axis("", self.value_transform, self.value_range)
+        if self.individual_levels is not None:
+            _check_individual_levels(self.individual_levels)
         for name, axis in self.class_values.items():
             if axis.keys() != set(_AXIS):
                 raise ValueError(
@@ -395,6 +409,12 @@ class CausalQwenConfig(PreTrainedConfig):
 def context_length(config: Any) -> int | None:
     """How many tokens the context of a backbone of this configuration holds; None for any number."""
     return getattr(config, "max_position_embeddings", None)
+
+
+def _check_individual_levels(fitted: dict[str, Any]) -> None:
+    if fitted.keys() != vars(IndividualLevels)["__annotations__"].keys():
+        raise ValueError(f"individual_levels: expected who, noise, levels, got {', '.join(fitted) or 'nothing'}")
+    check_values(IndividualLevels, fitted, "individual_levels.")
 
 
 def _check_axis(place: str, transform: dict[str, Any] | None, span: list[float] | None) -> None:

@@ -4,7 +4,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -42,12 +42,19 @@ class NumberPrediction:
     loc, scale: on the axis of the transform. num_prob: P_NUM, how sure the model is that a number comes here; None where
     nothing else can come: a regressor's rows.
     law: the transform, the family and the recalibration, that of the number's class where one was named.
+    calibrated: of an individual, the distribution whose widths and levels were fitted on people held out: it gives quantiles
+    and intervals, unless `raw`. The median and densities are what the model believes.
     """
 
     loc: float
     scale: float
     num_prob: float | None
     law: ValueLaw
+    calibrated: "NumberPrediction | None" = field(default=None, kw_only=True, repr=False)
+
+    def _of_intervals(self, raw: bool) -> "NumberPrediction":
+        """The prediction whose quantiles are told."""
+        return self if raw or self.calibrated is None else self.calibrated
 
     def _parameters(self) -> tuple[Tensor, Tensor]:
         return torch.tensor(self.loc, dtype=torch.float64), torch.tensor(self.scale, dtype=torch.float64)
@@ -60,16 +67,19 @@ class NumberPrediction:
     @property
     def median(self) -> float:
         """t^-1(loc), exact; of a mixture its quantile at 1/2."""
-        return self.quantile(0.5)
+        return self._quantile(0.5, False)
 
     def quantile(self, p: float, *, raw: bool = False) -> float:
         """Quantile at p in (0, 1), recalibrated where the model was trained with validation rows; `raw`: the law's own."""
+        return self._of_intervals(raw)._quantile(p, raw)
+
+    def _quantile(self, p: float, raw: bool) -> float:
         return self.law.quantile(*self._parameters(), p, raw=raw).item()
 
     def interval(self, level: float = 0.9, *, raw: bool = False) -> tuple[float, float]:
         """Central interval that covers `level` in (0, 1); recalibrated as `quantile`."""
-        low, high = self.law.interval(*self._parameters(), level, raw=raw)
-        return low.item(), high.item()
+        low, high = ends_of_interval(level)
+        return self.quantile(low, raw=raw), self.quantile(high, raw=raw)
 
     def cdf(self, value: float) -> float:
         """P(Y <= value) under the model's own law."""
@@ -173,7 +183,7 @@ def mixed_quantiles(stable: StableFamily, locs: Tensor, scale: Tensor, p: Tensor
 class MixedNumberPrediction(NumberPrediction):
     """A number's distribution where several individuals are equally likely: t(Y) ~ mean over m of S(locs_m, scale).
 
-    locs: float64 [m]; loc is their median. Never recalibrated: levels were fitted for the population average.
+    locs: float64 [m]; loc is their median.
     """
 
     locs: Tensor
@@ -181,12 +191,10 @@ class MixedNumberPrediction(NumberPrediction):
     def _quantiles(self, p: Tensor) -> Tensor:
         return mixed_quantiles(self.law.stable, self.locs, torch.tensor(self.scale, dtype=torch.float64), p)
 
-    def quantile(self, p: float, *, raw: bool = False) -> float:
-        return self.law.transform.inverse(self._quantiles(level_of_quantile(p))).item()
-
-    def interval(self, level: float = 0.9, *, raw: bool = False) -> tuple[float, float]:
-        low, high = ends_of_interval(level)
-        return self.quantile(low), self.quantile(high)
+    def _quantile(self, p: float, raw: bool) -> float:
+        level = level_of_quantile(p)
+        level = level if raw else self.law.raw_p(level, self._parameters()[1])
+        return self.law.transform.inverse(self._quantiles(level)).item()
 
     def _cdf(self, values: Tensor) -> Tensor:
         return self.law.cdf(self.locs, self._parameters()[1], values.unsqueeze(-1)).mean(-1)
@@ -283,9 +291,11 @@ def describe_all(
             entries[row] = describe(prediction, value, raw=raw, levels=levels)
     for rows in itertools.chain.from_iterable(batches(rows, _AT_ONCE) for rows in of_law.values()):
         law = predictions[rows[0]].law
-        parameters = [(predictions[row].loc, predictions[row].scale) for row in rows]
-        loc, scale = torch.tensor(parameters, dtype=torch.float64).unbind(-1)
-        ends = [torch.stack(law.interval(loc, scale, level, raw=raw), -1).tolist() for level in levels]
+        each = [(predictions[row], predictions[row]._of_intervals(raw)) for row in rows]
+        parameters = [(own.loc, own.scale, wide.loc, wide.scale) for own, wide in each]
+        loc, scale, *of_intervals = torch.tensor(parameters, dtype=torch.float64).unbind(-1)
+        calibrated = each[0][1].law  # of all of them, as `law`
+        ends = [torch.stack(calibrated.interval(*of_intervals, level, raw=raw), -1).tolist() for level in levels]
         for row, median, *of_levels in zip(rows, law.quantile(loc, scale, 0.5).tolist(), *ends, strict=True):
             entries[row] = _described(predictions[row], median, of_levels, levels)
         known = [place for place, row in enumerate(rows) if values[row] is not None]
@@ -370,7 +380,7 @@ def predict_number(
             training never learned how numbers follow from words; `abduct(likelihood="values")` infers people from numbers.
         classes: the class of each number, or one for all, by which intervals are recalibrated and, where classes have axes
             of their own, the number is read. None for `number_class`, and where that is None too, for the model's own
-            recalibration. Numbers about an individual are never recalibrated, and are of `number_class`.
+            recalibration. Numbers about an individual are of `number_class`, and are recalibrated on people held out.
 
     Raises:
         ValueError: an empty prompt, or one longer than the context, by its index; an individual whose numbers are a
@@ -435,6 +445,9 @@ def predict_values(
     if individual is not None and individual.knows_values:
         check_speaker(model.config, individual)
         plain = _of_individual(chain, individual, prob, model.value_law)
+        if (fitted := model.config.individual_levels) is not None:
+            wide = _of_individual(chain, individual, prob, model.value_law, fitted)
+            plain = [replace(own, calibrated=other) for own, other in zip(plain, wide, strict=True)]
     else:
         names = classes or [None] * len(features)
         laws = {name: model.value_axes.law(name) for name in set(names)}
@@ -448,11 +461,13 @@ def predict_values(
 def or_copied(of_new: Sequence[NumberPrediction], copies: Any) -> list[NumberPrediction]:
     """Predictions of new numbers, and of copies where a row is offered some. copies: the law of all rows, without that of a new
     number."""
-    laws = [copies.of_row(row, prediction.law) for row, prediction in enumerate(of_new)]
-    return [
-        new if law is new.law else CopiedNumberPrediction(new.loc, new.scale, new.num_prob, law)
-        for new, law in zip(of_new, laws, strict=True)
-    ]
+
+    def copied(new: NumberPrediction, row: int) -> NumberPrediction:
+        law = copies.of_row(row, new.law)
+        wide = None if new.calibrated is None else copied(new.calibrated, row)
+        return new if law is new.law else CopiedNumberPrediction(new.loc, new.scale, new.num_prob, law, calibrated=wide)
+
+    return [copied(new, row) for row, new in enumerate(of_new)]
 
 
 def check_speaker(config: Any, individual: Individual | None) -> None:
@@ -465,10 +480,15 @@ def _is_mixed(individual: Individual, law: StableFamily) -> bool:
     return individual.draws is not None or (individual.precision is not None and law.alpha != 2)
 
 
-def _of_individual(chain: Chain, individual: Individual, prob: list[float], law: ValueLaw) -> list[NumberPrediction]:
-    """Predictions about an individual at positions [n]."""
-    law = replace(law, interval_levels=None)
+def _of_individual(
+    chain: Chain, individual: Individual, prob: list[float], law: ValueLaw, fitted: Any = None
+) -> list[NumberPrediction]:
+    """Predictions about an individual at positions [n]: what the model believes, or with factors and levels that were fitted
+    on people held out."""
+    who, noise, levels = (1.0, 1.0, None) if fitted is None else (fitted[key] for key in ("who", "noise", "levels"))
+    law = replace(law, interval_levels=None if levels is None else tuple(levels), interval_kinds=())
     loadings, left = (t.double().cpu() for t in chain.value_loadings())
+    left = noise * left
     centre = chain.value()[0].double().cpu()
     if not _is_mixed(individual, law.stable):
         known = law.stable.quantile(individual.factor)
@@ -476,11 +496,13 @@ def _of_individual(chain: Chain, individual: Individual, prob: list[float], law:
         if individual.precision is not None:  # Gaussian: what is not known about them adds to the noise
             upper = torch.linalg.cholesky(individual.precision)
             open_ = torch.linalg.solve_triangular(upper, loadings.T, upper=False).square().sum(0)
-            spread = (left.square() + open_).sqrt()
+            spread = (left.square() + who**2 * open_).sqrt()
         return [NumberPrediction(*entry, law) for entry in zip(loc.tolist(), spread.tolist(), prob, strict=True)]
     known = law.stable.quantile(torch.special.ndtr(individual.likely(_MIXED)))
     locs = centre.unsqueeze(-1) + loadings @ known.T
+    middle = locs.median(-1, keepdim=True).values
+    locs = middle + who * (locs - middle) if fitted else locs  # else to the last bit
     return [
-        MixedNumberPrediction(row.median().item(), width, p, law, row)
-        for row, width, p in zip(locs, left.tolist(), prob, strict=True)
+        MixedNumberPrediction(loc, width, p, law, row)
+        for loc, row, width, p in zip(middle.flatten().tolist(), locs, left.tolist(), prob, strict=True)
     ]

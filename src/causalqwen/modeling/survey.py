@@ -154,7 +154,8 @@ class AskedNumber:
         chain = Chain(model, last_features(model, text))
         loadings, noise = (column[0].double().cpu() for column in chain.value_loadings())
         loc, scale = (column.item() for column in chain.value())
-        return cls(loc, loadings, noise.item(), (loc, scale), model.value_law)
+        factor = (model.config.individual_levels or {}).get("noise", 1.0)
+        return cls(loc, loadings, factor * noise.item(), (loc, scale), model.value_law)
 
     def laws(self, q: Tensor, knows: Tensor) -> tuple[Tensor, Tensor]:
         """loc [n, m] and scale [n, 1] on the axis."""
@@ -163,7 +164,7 @@ class AskedNumber:
         return locs, torch.where(known, self.noise, scale).double()
 
     def answers(self, q: Tensor, knows: Tensor, uniform: Tensor | None) -> list[Any]:
-        """By the law of each as the model has it, not recalibrated."""
+        """By the law of each, without levels of intervals."""
         locs, scales = self.laws(q, knows)
         if uniform is not None:
             return self.law.quantile(locs.squeeze(-1), scales.squeeze(-1), uniform, raw=True).tolist()
@@ -302,7 +303,13 @@ class Survey:
 
         @cache
         def q(of_numbers: bool) -> Tensor:
-            return _q_of(self.model.action.value_law if of_numbers else self.model.action.law, g(of_numbers))
+            law = self.model.action.value_law if of_numbers else self.model.action.law
+            made, fitted = _q_of(law, g(of_numbers)), self.model.config.individual_levels
+            if not of_numbers or fitted is None:
+                return made
+            known = population.draws if population.numbers is None else population.numbers
+            middle = _q_of(law, known[people].double().mean(1, keepdim=True))
+            return middle + fitted["who"] * (made - middle)
 
         columns: dict[str, list[Any]] = {}
         for question in self.questions:

@@ -178,10 +178,14 @@ class ValueLaw(_Calibrated):
         """Quantile at p in (0, 1), in the data's units; recalibrated where levels were fitted, unless `raw`. The median is
         never moved: it is t^-1(loc). ValueError for p outside (0, 1)."""
         p = level_of_quantile(p)
-        if not raw and self.interval_levels is not None:
-            central = 2 * p - 1
-            p = 0.5 + 0.5 * torch.sign(central) * self._raw_level(central.abs(), scale)
-        return self._raw_quantile(loc, scale, p)
+        return self._raw_quantile(loc, scale, p if raw else self.raw_p(p, scale))
+
+    def raw_p(self, p: Tensor, scale: Tensor) -> Tensor:
+        """The level of the raw law's quantile that is the recalibrated one at p; p itself where no levels were fitted."""
+        if self.interval_levels is None:
+            return p
+        central = 2 * p - 1
+        return 0.5 + 0.5 * torch.sign(central) * self._raw_level(central.abs(), scale)
 
     def _raw_level(self, level: Tensor, scale: Tensor) -> Tensor:
         """The central level of the raw law that covers `level` of the validation rows of a scale's kind."""

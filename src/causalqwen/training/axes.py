@@ -95,6 +95,7 @@ def set_levels(model: CausalQwenForCausalLM, kinds: list[tuple[float, list[float
     """Tell a model the levels of its intervals, of each kind of numbers, by ascending scale; None for none."""
     config = model.config
     config.interval_levels, config.interval_kinds, config.class_interval_levels = None, [], {}
+    config.individual_levels = None
     if kinds:
         config.interval_levels, config.interval_kinds = kinds[0][1], kinds[1:]
 

@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from causalqwen.training.axes import LearnedNumbers, fit_axes, numbers_learned
 from causalqwen.training.batches import rows_of_people
 from causalqwen.training.features import FactStore
 from causalqwen.training.held_out import some_of
+from causalqwen.training.levels_of_people import HeldPerson, people_of
 from causalqwen.training.scores import joint_losses
 from causalqwen.training.settings import ChosenStage, TrainSettings, ValueStage
 from causalqwen.training.stages import TRAINERS, Run
@@ -48,19 +49,21 @@ FEWEST_PEOPLE, MOST_ROWS = 6, 2048
 """Fewer people who said a number choose nothing. The most rows that a choice is made on, and by, of one person no more than
 leave room for the fewest people: their features are in memory, once for each fold."""
 
-EVALUATIONS, CHOICE = 12, "choice.json"
+EVALUATIONS, CHOICE, PEOPLE = 12, "choice.json", "people.pt"
 _LEVEL = 1e-4  # what two models of which neither is better may differ by
 _DIVERGED = 1e9  # the score of a row without one, above all others
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One way to read values. scores: of everything held out, less is better. share: of the passes that the stage has."""
+    """One way to read values. scores: of everything held out, less is better. share: of the passes that the stage has. people:
+    of the training rows, as fits without them predict them."""
 
     family: str
     axis: str
     scores: np.ndarray
     share: float = 1.0
+    people: tuple[HeldPerson, ...] = field(default=(), repr=False)
 
     @property
     def mean(self) -> float:
@@ -152,7 +155,8 @@ class ChoiceOfPeople:
         kept = self.work / CHOICE
         if ranks.from_main(kept.exists()):
             told = json.loads(kept.read_text(encoding="utf-8"))["chosen"]
-            return Tried(told["value_family"], told["axis"], np.array([told["score"]]), told["share_of_passes"])
+            people = tuple(HeldPerson(**person) for person in torch.load(self.work / PEOPLE))
+            return Tried(told["value_family"], told["axis"], np.array([told["score"]]), told["share_of_passes"], people)
         axes, own = self.axes(), self.model.config.value_family
         families = FAMILIES if is_open(self.model, "value_family") else (own,)
         rows, held = self.folds[0]
@@ -211,9 +215,7 @@ class ChoiceOfPeople:
 
     def scores_of(self, model: CausalQwenForCausalLM, held: Sequence[Example], store: FactStore) -> np.ndarray:
         """For each person, the mean over numbers that are no part of a template."""
-        certain = LearnedNumbers.of(held, model.config.num_token_id, self.certain).certain
-        owners = [example.individual for example in held]
-        losses, values, whose = joint_losses(model, store, owners, ~certain)
+        losses, values, whose = joint_losses(model, store, *self._owners(model, held))
         _, places, counts = whose.unique(return_inverse=True, return_counts=True)
         axis, together = model.value_transform, counts[places] > 1
         # Values together have a density on the axis, where the support holds them, also if one alone is an atom.
@@ -260,14 +262,16 @@ class ChoiceOfPeople:
 
     def tried(self, family: str, axis: str, share: float) -> Tried:
         """The scores of one way, the same on every rank."""
-        made = Tried(family, axis, ranks.from_main(self._fit(family, axis, share)), share)
+        scores, people = self._fit(family, axis, share)
+        made = Tried(family, axis, ranks.from_main(scores), share, people)
         self.known.append(made)
         self.say(f"  {made}: " + (f"{made.mean:.4f}" if made.is_finite else "no finite score"))
         return made
 
-    def _fit(self, family: str, axis: str, share: float) -> np.ndarray:
-        """The scores of a fit to each fold, of models that share the backbone; nothing else of it remains."""
-        folder, scores = self.work / "trial", []
+    def _fit(self, family: str, axis: str, share: float) -> tuple[np.ndarray, tuple[HeldPerson, ...]]:
+        """The scores of a fit to each fold, of models that share the backbone, and training people who were held out; nothing
+        else of it remains."""
+        folder, scores, people = self.work / "trial", [], list[HeldPerson]()
         others = {"heads": None, "lora": None, "backbone": None, "report_to": (), "evaluations": EVALUATIONS}
         shared = {id(kept): kept for kept in (self.model.backbone, self.model.processor)}
         for (rows, held), stores in zip(self.folds, self.stores, strict=True):
@@ -279,11 +283,19 @@ class ChoiceOfPeople:
             try:
                 TRAINERS["values"](Run(model, rows, held if self.keeps_best else [], folder, settings, {}, stores))
                 scores.append(self.scores_of(model.eval(), held, stores[1]))
+                if not self.keeps_best:
+                    people += people_of(model, stores[1], *self._owners(model, held))
             finally:
                 if ranks.rank() == 0:
                     shutil.rmtree(folder, ignore_errors=True)
                 ranks.barrier()
-        return np.nan_to_num(np.concatenate(scores), nan=_DIVERGED, posinf=_DIVERGED, neginf=_DIVERGED)
+        found = np.nan_to_num(np.concatenate(scores), nan=_DIVERGED, posinf=_DIVERGED, neginf=_DIVERGED)
+        return found, tuple(people)
+
+    def _owners(self, model: CausalQwenForCausalLM, rows: Sequence[Example]) -> tuple[list[str | None], torch.Tensor]:
+        """Whose each row is, and which of the rows' numbers are no part of a template."""
+        certain = LearnedNumbers.of(rows, model.config.num_token_id, self.certain).certain
+        return [example.individual for example in rows], ~certain
 
     def tell(self, best: Tried) -> None:
         """Say what is chosen, and write it to the run's folder, and to its work, from where a run that is taken up reads it."""
@@ -292,6 +304,7 @@ class ChoiceOfPeople:
             f"chosen: {best}; people held out at {best.mean:.3f} nats a number, the worst tried ({worst}) {worst.mean:.3f}"
         )
         if ranks.rank() == 0:
+            torch.save([vars(person) for person in best.people], self.work / PEOPLE)
             told = {"chosen": best.to_dict(), "tried": [one.to_dict() for one in self.known]}
             for folder in (self.work, self.work.parent):
                 write_text(folder / CHOICE, json.dumps(told, indent=1) + "\n")

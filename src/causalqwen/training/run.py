@@ -38,6 +38,14 @@ from causalqwen.training.choice_of_people import EVALUATIONS, ChoiceOfPeople, ap
 from causalqwen.training.copies import say_again
 from causalqwen.training.features import FactStore, update_with_rows
 from causalqwen.training.held_out import FEWEST_HELD, hold_out, rows_together
+from causalqwen.training.levels_of_people import (
+    FEW,
+    FEWEST,
+    HeldPerson,
+    fit_individual_levels,
+    people_of,
+    population_levels,
+)
 from causalqwen.training.scores import coverage_by_scale, law_of_new, score_tokens, uneven_coverage
 from causalqwen.training.settings import STAGES, TrainSettings, ValueStage
 from causalqwen.training.stages import TRAINERS, WORK, Run, check_stages
@@ -150,6 +158,7 @@ def _learn(run: Run, numbers: LearnedNumbers, certain: set[tuple[int, ...]], say
     model, settings, every = run.model, run.settings, run.train_examples
     of_people = any(example.individual is not None for example in every)
     fresh, whole = choosing(model, settings), reads_whole(model, settings, numbers, every)
+    people: Sequence[HeldPerson] = ()
     if not whole:
         model.config.require("training by gradients")
     own = not len(run.eval_examples) and settings.values is not None and ((fresh and of_people) or settings.recalibrate)
@@ -161,7 +170,7 @@ def _learn(run: Run, numbers: LearnedNumbers, certain: set[tuple[int, ...]], say
     if fresh and not of_people:
         settings = _by_gradients(model, settings, run.train_examples)
     elif fresh:
-        settings = _by_people(run, numbers, certain, say)
+        settings, people = _by_people(run, numbers, certain, say)
     if own and of_people:  # all of them chose
         run, numbers = _hold_out(run, certain, say)
     settings = as_it_was(settings, model)
@@ -175,7 +184,40 @@ def _learn(run: Run, numbers: LearnedNumbers, certain: set[tuple[int, ...]], say
     run = dataclasses.replace(trained, eval_examples=run.eval_examples)
     model.requires_grad_(True).eval()
     _check_finite(model)
-    return _finished(run, numbers, _final_scores(run), say)
+    metrics = _final_scores(run)
+    if of_people and settings.recalibrate:
+        _recalibrate_individuals(run, people, certain, say)
+        as_it_is = dataclasses.replace(settings, recalibrate=False)
+        metrics |= _final_scores(dataclasses.replace(run, settings=as_it_is))
+    return _finished(run, numbers, metrics, say)
+
+
+def _recalibrate_individuals(run: Run, people: Sequence[HeldPerson], certain: set[tuple[int, ...]], say: Say) -> None:
+    """Fit the levels of an individual's intervals on the people of the evaluation rows, as the model predicts them, and on
+    others who were held out when it was chosen how values are read; `say` is told."""
+    model, rows, facts = run.model, run.eval_examples, run.eval_facts()
+    held: list[HeldPerson] = []
+    if facts is not None:
+        keep = ~LearnedNumbers.of(rows, model.config.num_token_id, certain).certain
+        held = people_of(model, facts, [example.individual for example in rows], keep)
+    names = {person.name for person in held}
+    held += [person for person in people if person.name not in names]
+    law, owners = model.action.value_law, [example.individual for example in (*run.train_examples, *rows)]
+    levels = ranks.from_main(population_levels(law, held))
+    if levels is not None and None not in owners and not model.value_axes.known:  # the population average is of people
+        set_levels(model, [(0.0, levels)])
+    fitted = ranks.from_main(fit_individual_levels(law, held))
+    model.config.individual_levels = fitted
+    if fitted is None:
+        if len(rows):  # else it was said that nothing is calibrated
+            say(
+                f"intervals of an individual are not calibrated: {FEWEST} people held out, of two numbers or more, could"
+            )
+        return
+    count = sum(len(person.noise) > 1 for person in held)
+    few = f"; fewer than {FEW} tell little: the levels are wide" * (count < FEW)
+    factors = f"what is not known of them x {fitted['who']:.2f}, noise x {fitted['noise']:.2f}"
+    say(f"intervals of an individual are calibrated on {count} people held out: {factors}{few}")
 
 
 def _finished(run: Run, numbers: LearnedNumbers, metrics: dict[str, Any], say: Say) -> dict[str, Any]:
@@ -219,20 +261,19 @@ def _by_gradients(model: CausalQwenForCausalLM, settings: TrainSettings, example
     return dataclasses.replace(settings, values=stage)
 
 
-def _by_people(run: Run, numbers: LearnedNumbers, certain: set[tuple[int, ...]], say: Say) -> TrainSettings:
-    """Settings with the stage of values that people held out chose; the model is given the settings that go with it."""
+def _by_people(
+    run: Run, numbers: LearnedNumbers, certain: set[tuple[int, ...]], say: Say
+) -> tuple[TrainSettings, Sequence[HeldPerson]]:
+    """Settings with the stage of values that people held out chose, and these people; the model is given the settings that go
+    with it."""
     model, settings, examples = run.model, run.settings, run.train_examples
     choice = ChoiceOfPeople(model, examples, run.eval_examples, numbers, certain, settings, run.work, say)
     if not choice.has_enough:
-        return dataclasses.replace(settings, values=choice.stage_of(examples))
+        return dataclasses.replace(settings, values=choice.stage_of(examples)), ()
     chosen = choice.made()
     apply(model, {"value_family": chosen.family}, settings.seed)
-    return dataclasses.replace(
-        settings,
-        values=choice.stage_of(examples, chosen.share),
-        value_transform=chosen.axis,
-        evaluations=max(settings.evaluations, EVALUATIONS),
-    )
+    best: dict[str, Any] = {"values": choice.stage_of(examples, chosen.share), "value_transform": chosen.axis}
+    return dataclasses.replace(settings, **best, evaluations=max(settings.evaluations, EVALUATIONS)), chosen.people
 
 
 def _read_whole(run: Run, certain: set[tuple[int, ...]], held_out_here: bool, say: Say) -> dict[str, Any]:

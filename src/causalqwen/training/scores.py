@@ -142,6 +142,20 @@ def law_of_new(model: CausalQwenForCausalLM, classes: Sequence[str | None] | Non
     return model.value_axes.laws(classes) if of_classes else model.value_law
 
 
+def numbers_of(
+    store: FactStore, owners: Sequence[str | None], keep: Tensor | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Positions [n] of the numbers of kept rows, and whose each is [n], as `joint_losses` counts them; owners, keep: as
+    there."""
+    groups, people = rows_of_people(owners)
+    owner = np.empty(len(store), dtype=np.int64)
+    for index, rows in enumerate(groups):
+        owner[rows] = index if index < people else people - 1 - index
+    at = np.flatnonzero(store.facts.learned)
+    at = at if keep is None else at[keep.numpy()]
+    return at, owner[np.repeat(np.arange(len(store)), np.diff(store.offsets))[at]]
+
+
 @torch.no_grad()
 def joint_losses(
     model: CausalQwenForCausalLM, store: FactStore, owners: Sequence[str | None], keep: Tensor | None = None
@@ -152,14 +166,8 @@ def joint_losses(
 
     owners: whose each row is. keep: bool, which of the rows' numbers are looked at, all by default.
     """
-    facts, (groups, people) = store.facts, rows_of_people(owners)
-    owner = np.empty(len(store), dtype=np.int64)
-    for index, rows in enumerate(groups):
-        owner[rows] = index if index < people else people - 1 - index
-    at = np.flatnonzero(facts.learned)
-    at = at if keep is None else at[keep.numpy()]
-    whose = owner[np.repeat(np.arange(len(store)), np.diff(store.offsets))[at]]
-    order = np.argsort(whose, kind="stable")
+    facts, (at, whose) = store.facts, numbers_of(store, owners, keep)
+    order, people = np.argsort(whose, kind="stable"), int(whose.max(initial=-1)) + 1
     features, values, losses = facts.tensor("features"), torch.from_numpy(facts.values[at]), np.empty(len(at))
     was_training = model.training
     model.eval()
