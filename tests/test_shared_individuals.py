@@ -471,7 +471,11 @@ def test_what_does_not_fit_is_refused(tiny_llama, settings, message):
 
 def test_a_training_on_repeated_measures_names_the_context_that_reads_days_as_values(tiny_tokenizer, tmp_path):
     told = {}
-    for context, prompt in (("digits", "After 3 days it is"), ("digits", "Later it is"), ("value", "After 3 days it is")):
+    for context, prompt in (
+        ("digits", "After 3 days it is"),
+        ("digits", "Later it is"),
+        ("value", "After 3 days it is"),
+    ):
         model, name = graft_tiny("llama", tiny_tokenizer, number_context=context), f"{context} {prompt[:5]}"
         rows = [Row("prompt", "a row", row.fields | {"prompt": prompt}) for row in people_rows(4)[0]]
         settings, told[name] = TrainSettings(values=ValueStage(epochs=1), recalibrate=False), []
