@@ -20,7 +20,7 @@ MOST_LINES = {
     "causalqwen/parts": 878,
     "causalqwen/serving": 2_753,
     "causalqwen/training": 4_722,
-    "causalqwen_cli": 1_268,
+    "causalqwen_cli": 1_269,
     "causalqwen_evals": 382,
     "causalqwen_vllm": 1_844,
     "tests": 27_454,

@@ -144,7 +144,8 @@ def demo(
     ] = None,
     backbone: Annotated[str, Option(help="Backbone to graft.")] = "smollm2-135m",
     quick: Annotated[
-        bool, Option("--quick", help="A minute: graft, a number, three people, a counterfactual; no report.")
+        bool,
+        Option("--quick", help="Two to three minutes: graft, a number, three people, a counterfactual; no report."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
