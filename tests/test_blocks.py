@@ -220,7 +220,7 @@ def test_the_commands_of_the_guide_run_one_after_the_other(tiny_tokenizer, tmp_p
     for words in told:
         if words[1] not in ("serve", "explore", "doctor"):
             ran.append(run(*("backbone" if word == "smollm2-135m" else word for word in words[1:])))
-    assert len(ran) == 14 and CausalQwenForCausalLM.from_pretrained("trained").config.value_range
+    assert len(ran) == 15 and CausalQwenForCausalLM.from_pretrained("trained").config.value_range
 
 
 @pytest.fixture(scope="module")
