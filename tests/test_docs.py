@@ -25,7 +25,7 @@ from causalqwen.training.settings import STAGES, TrainSettings
 from causalqwen_cli.app import app
 from causalqwen_vllm import client
 from causalqwen_vllm.request_options import RequestOptions
-from conftest import graft_tiny
+from conftest import graft_tiny, make_backbone
 from test_serving import serving
 
 ROOT = Path(__file__).parent.parent
@@ -318,6 +318,9 @@ def test_the_python_of_the_readme_runs(tiny_tokenizer, tmp_path, monkeypatch, na
     model = graft_tiny("llama", tiny_tokenizer)
     model.config.value_range = [0.0, 500.0]
     model.save_pretrained(tmp_path / "runs" / "quick" / "model")
+    make_backbone("llama", tiny_tokenizer).save_pretrained(tmp_path / "smollm2-135m")
+    tiny_tokenizer.save_pretrained(tmp_path / "smollm2-135m")
+    monkeypatch.setenv("CAUSALQWEN_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     session: dict = {}
     blocks = python_blocks(ROOT / name)

@@ -12,18 +12,18 @@ MOST_LINES = {
     "causalqwen/data": 1_569,
     "causalqwen/decoding": 1_148,
     "causalqwen/distributions": 513,
-    "causalqwen/evaluation": 1_958,
+    "causalqwen/evaluation": 1_964,
     "causalqwen/individuals": 671,
     "causalqwen/kernels": 850,
-    "causalqwen/modeling": 8_076,
+    "causalqwen/modeling": 8_081,
     "causalqwen/numbers": 1_678,
     "causalqwen/parts": 878,
     "causalqwen/serving": 2_753,
-    "causalqwen/training": 5_027,
-    "causalqwen_cli": 1_220,
+    "causalqwen/training": 5_038,
+    "causalqwen_cli": 1_274,
     "causalqwen_evals": 382,
     "causalqwen_vllm": 1_844,
-    "tests": 27_691,
+    "tests": 27_733,
 }
 """Lines of Python in a package at most. A row is lowered with them, and raised only for what takes the place of more."""
 

@@ -469,6 +469,21 @@ def test_what_does_not_fit_is_refused(tiny_llama, settings, message):
         tiny_llama.abduct("words and no more", likelihood="values")
 
 
+def test_a_training_on_repeated_measures_names_the_context_that_reads_days_as_values(tiny_tokenizer, tmp_path):
+    told = {}
+    for context, prompt in (
+        ("digits", "After 3 days it is"),
+        ("digits", "Later it is"),
+        ("value", "After 3 days it is"),
+    ):
+        model, name = graft_tiny("llama", tiny_tokenizer, number_context=context), f"{context} {prompt[:5]}"
+        rows = [Row("prompt", "a row", row.fields | {"prompt": prompt}) for row in people_rows(4)[0]]
+        settings, told[name] = TrainSettings(values=ValueStage(epochs=1), recalibrate=False), []
+        train(model, encode_rows(rows, model.processor), [], tmp_path / name, settings, say=told[name].append)
+    hints = {name: sum("number_context=value" in line for line in lines) for name, lines in told.items()}
+    assert hints == {"digits After": 1, "digits Later": 0, "value After": 0}
+
+
 def test_numbers_in_a_prompt_are_read_not_learned(tiny_tokenizer):
     model = graft_tiny("llama", tiny_tokenizer, number_context="value")
     rows = [Row("prompt", "row 1", {"prompt": "After 3 days it is", "value": 351.0, "individual": "Ann"})]

@@ -15,7 +15,6 @@ import typer
 from typer import Option
 
 app = typer.Typer(
-    help="Let a pretrained language model say how sure it is of a number, and who could be speaking.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

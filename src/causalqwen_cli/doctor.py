@@ -42,14 +42,14 @@ def examine(fetch: bool, say: Callable[[str], None]) -> dict[str, Any]:
 def _checks_with_torch(fetch: bool, say: Callable[[str], None]) -> list[dict[str, Any]]:
     import torch
 
-    from causalqwen.modeling.backbones import default_backbone_path, fetch_default_backbone
+    from causalqwen.modeling.backbones import QUANTIZED, default_backbone_path, fetch_default_backbone
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
     path = default_backbone_path()
     if fetch:
         fetch_default_backbone(say)
     there = (path / "model.safetensors").is_file() and (path / "config.json").is_file()
-    where = str(path) if there else f"not in {path}; fetch it with `causalqwen doctor --fetch`"
+    where = f"{path}; {QUANTIZED}" if there else f"not in {path}; fetch it with `causalqwen doctor --fetch`"
     return [_check("device", device, True), _check("default backbone", where, there)]
 
 

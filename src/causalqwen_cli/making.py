@@ -12,8 +12,8 @@ from causalqwen_cli.base import AsJson, Device, Made, Model, command, config_fie
 
 @command
 def graft(
-    backbone: Annotated[str, Option(help="smollm2-135m, a hub name, or a folder with a decoder.")],
     output: Annotated[Path, Made(), Option(help="Folder for the grafted model; it appears when it is complete.")],
+    backbone: Annotated[str, Option(help="smollm2-135m, a hub name, or a folder with a decoder.")] = "smollm2-135m",
     start: Annotated[
         str, Option(help="Start values: faithful, documents, minimal, ordinary or architecture.")
     ] = "faithful",

@@ -13,12 +13,15 @@ from causalqwen_cli.base import AsJson, Device, Made, Model, command, figures_li
 @command
 def predict(
     model: Model,
-    input: Annotated[Path, Option(help="Rows (JSONL, CSV, Parquet): prompts, or texts whose numbers are predicted.")],
+    input: Annotated[
+        Path | None, Option(help="Rows (JSONL, CSV, Parquet): prompts, or texts whose numbers are predicted.")
+    ] = None,
     output: Annotated[
-        Path,
+        Path | None,
         Made((".jsonl", ".parquet")),
         Option(help="JSONL or Parquet file: each row with its predictions; it appears when it is complete."),
-    ],
+    ] = None,
+    prompt: Annotated[str | None, Option(help="One prompt in place of rows: its number is printed and drawn.")] = None,
     batch_size: Annotated[int, Option(min=1, help="Rows per forward pass.")] = 32,
     raw: Annotated[bool, Option(help="Give the intervals of the model's own law, without recalibration.")] = False,
     resume: Annotated[bool, Option("--resume", help="Go on with a stopped run of the same output.")] = False,
@@ -26,10 +29,18 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict numbers as distributions, row by row, also by a model of `fit`; files may be larger than memory."""
+    is_fitted = (model / "estimator.json").is_file()
+    if prompt is not None:
+        refuse((input, output) != (None, None), "--prompt is one row of its own: leave --input and --output out")
+        refuse(is_fitted, f"{model} was made by `fit` and reads rows of its table: give --input and --output")
+        refuse(not prompt.strip(), "the prompt is empty")
+        return _predict_prompt(model, prompt, raw, device, as_json)
+    if input is None or output is None:
+        raise ValueError("nothing to predict: give --input and --output, or --prompt")
     from causalqwen.evaluation.predict import check_output
 
     check_output(output)
-    if (model / "estimator.json").is_file():
+    if is_fitted:
         from causalqwen_cli.tables import predict_table
 
         refuse(resume, "--resume is for files of rows; a table is predicted at once")
@@ -48,6 +59,17 @@ def predict(
         count = predict_file(loaded, input, output, total=total, scored=scored, **how)
     text = f"{output}: {count} rows" + (f"; {scored}" if scored.plain else "")
     show({"output": str(output), "rows": count, "scored": scored.plain}, text, as_json)
+
+
+def _predict_prompt(model: Path, prompt: str, raw: bool, device: str, as_json: bool) -> None:
+    """One number on stdout: its median, its intervals and a sketch of its distribution."""
+    from causalqwen.evaluation.quick import in_intervals, sketch
+    from causalqwen.modeling.loading import load_model
+    from causalqwen.modeling.prediction import prediction_to_dict
+
+    (prediction,) = load_model(model, device).predict_number(prompt)
+    text = f"{prompt} {prediction}\n{in_intervals(prediction, raw=raw)}\n{sketch(prediction)}"
+    show({"prompt": prompt} | prediction_to_dict(prediction, raw=raw), text, as_json)
 
 
 @command
@@ -122,7 +144,8 @@ def demo(
     ] = None,
     backbone: Annotated[str, Option(help="Backbone to graft.")] = "smollm2-135m",
     quick: Annotated[
-        bool, Option("--quick", help="A minute: graft, a number, three people, a counterfactual; no report.")
+        bool,
+        Option("--quick", help="Two to three minutes: graft, a number, three people, a counterfactual; no report."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

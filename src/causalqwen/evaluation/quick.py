@@ -1,4 +1,4 @@
-"""The quick demo: from a bare install to a number, three people and another world, in about a minute.
+"""The quick demo: from a bare install to a number, three people and another world, in two to three minutes.
 
 It is made of what everybody calls: graft, train, predict, generate, abduct. `evaluation.demo` is the whole of it, with scores.
 """
@@ -83,6 +83,12 @@ def sketch(prediction: NumberPrediction, width: int = 60) -> str:
     return f"{bars}\n{scale.ljust(width - len(ends[1]))}{ends[1]}"
 
 
+def in_intervals(prediction: NumberPrediction, *, raw: bool = False) -> str:
+    """The central intervals at `LEVELS` in words: "Intervals: 50% 84 to 85, ..."."""
+    ends = (f"{level:.0%} {' to '.join(map(brief, prediction.interval(level, raw=raw)))}" for level in LEVELS)
+    return f"Intervals: {', '.join(ends)}"
+
+
 def quick_demo(
     output: Path, backbone: str = DEFAULT_BACKBONE, tell: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
@@ -122,7 +128,8 @@ def quick_demo(
         f"causalqwen generate --model {output / 'model'} --preset persona --seed 4 --prompt 'The old man'",
         "causalqwen demo: all of this learned from more, and scored (pip install 'causalqwen[demo]')",
         "causalqwen fit: numbers from a table of your own (pip install 'causalqwen[tables]')",
-        f"This took {sum(seconds.values()):.0f} seconds. The model is in {output / 'model'}.",
+        f"This took {sum(seconds.values()):.0f} seconds. The model is in {output / 'model'}. To see it in a browser:",
+        f"causalqwen explore --model {output / 'model'}",
     ]
     tell(_part("Where to look next", *lines))
     return {"proof": asdict(proof)} | number | {"people": persons, "world": world, "seconds": seconds}
@@ -138,11 +145,10 @@ def _learn_a_number(model: CausalQwenForCausalLM, output: Path) -> tuple[dict[st
     metrics = train(model, rows["train"], rows["validation"], output / "model")
     asked = PROMPT.format(**ASKED)
     (prediction,) = model.predict_number(asked)
-    intervals = ", ".join(f"{level:.0%} {' to '.join(map(brief, prediction.interval(level)))}" for level in LEVELS)
     told = {"prompt": asked} | describe(prediction, ASKED["kelvin"])
     return {"prediction": told, "median_error": metrics["median_error"]}, [
         f"Learned just now from {len(rows['train'])} sentences such as: {sentence(parts['train'][0])}",
-        f"{asked} {brief(prediction.median)} K. Intervals: {intervals}. It is {brief(ASKED['kelvin'])} K.",
+        f"{asked} {brief(prediction.median)} K. {in_intervals(prediction)}. It is {brief(ASKED['kelvin'])} K.",
         *sketch(prediction).splitlines(),
         f"On {len(rows['validation'])} compounds that were held out half of its medians miss by less than "
         f"{metrics['median_error']:.0f} K.",
@@ -160,7 +166,7 @@ def _part(title: str, *lines: str) -> str:
     """Lines are wrapped, but for pictures and for what is to be copied."""
     told = (
         f"   {line}"
-        if line.startswith((" ", "causalqwen generate"))
+        if line.startswith((" ", "causalqwen generate", "causalqwen explore"))
         else fill(line, 100, initial_indent="   ", subsequent_indent="     ")
         for line in lines
     )

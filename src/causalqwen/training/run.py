@@ -60,6 +60,11 @@ BRANCH: dict[str, Any] = {"value_branch_dropout": 0.5, "value_loss": "crps"}
 FEWEST_UPDATES = 156
 """Few rows are passed over more often, until so many updates are made: those of 12 passes over 800 rows."""
 
+_DIGITS_OF_PEOPLE = (
+    "the rows of individuals hold numbers before their values (days, doses), which this model reads as digits; a graft with "
+    "--set number_context=value reads how far apart they are, and may predict repeated measures better"
+)
+
 Say = Callable[[str], None]
 
 
@@ -153,10 +158,16 @@ def _check(
     return anchor_texts, numbers, certain
 
 
+def _numbers_of(model: CausalQwenForCausalLM, example: Example) -> int:
+    return example.input_ids.count(model.config.num_token_id)
+
+
 def _learn(run: Run, numbers: LearnedNumbers, certain: set[tuple[int, ...]], say: Say) -> dict[str, Any]:
     """Choose what the settings leave open, train the stages, recalibrate and score."""
     model, settings, every = run.model, run.settings, run.train_examples
     of_people = any(example.individual is not None for example in every)
+    if of_people and model.config.number_context == "digits" and any(_numbers_of(model, row) > 1 for row in every):
+        say(_DIGITS_OF_PEOPLE)
     fresh, whole = choosing(model, settings), reads_whole(model, settings, numbers, every)
     people: Sequence[HeldPerson] = ()
     if not whole:
