@@ -1,4 +1,4 @@
-"""The quick demo: from a bare install to a number, three people and another world, in two to three minutes.
+"""The quick demo: from a bare install to a number, three people and another world, in one to three minutes.
 
 It is made of what everybody calls: graft, train, predict, generate, abduct. `evaluation.demo` is the whole of it, with scores.
 """
