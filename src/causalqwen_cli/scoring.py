@@ -145,7 +145,7 @@ def demo(
     backbone: Annotated[str, Option(help="Backbone to graft.")] = "smollm2-135m",
     quick: Annotated[
         bool,
-        Option("--quick", help="Two to three minutes: graft, a number, three people, a counterfactual; no report."),
+        Option("--quick", help="One to three minutes: graft, a number, three people, a counterfactual; no report."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
