@@ -103,7 +103,7 @@ def test_a_mixture_is_an_individual_like_any(tmp_path):
         (lambda: mix(ANN, BOB, 1.5), "between 0 and 1"),
         (lambda: mix(ANN, Individual.from_seed(1, 3)), "causal size is 400"),
         (lambda: mean([]), "at least"),
-        (lambda: nearest(ANN, {}), "nobody"),
+        (lambda: nearest(ANN, {}), "no individual to compare with"),
     ],
 )
 def test_mistakes_are_told(wrong, message):

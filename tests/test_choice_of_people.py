@@ -253,7 +253,7 @@ def test_what_people_choose_is_trained_longer_than_it_was_tried_and_stands_when_
 def test_fewer_people_choose_nothing_and_are_learned_as_others(tiny_tokenizer, tmp_path, few_updates):
     model, said = graft_tiny("llama", tiny_tokenizer), []
     learn(model, said_by(model, 5, 0), [], tmp_path, TrainSettings(logging_steps=1), say=said.append)
-    assert not (tmp_path / "choice.json").exists() and len(said) == 1 and "too few to hold some out" in said[0]
+    assert not (tmp_path / "choice.json").exists() and "too few to hold some out" in said[0]
     steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert max(step["step"] for step in steps) == 12
     assert (model.value_transform.kind, model.config.value_family) == ("affine", "cauchy")

@@ -132,7 +132,7 @@ def step_by_step(model, prompt: str, plan: CausalDecoding, new_tokens: int):
 def test_every_point_of_the_grid_is_the_slow_loop(tiny_tokenizer, individual, noise, score_scale, own):
     settings = {} if score_scale == "documents" else {"score_noise": 0.05, "score_slope": 0.02}
     model = eager(graft_tiny("qwen2", tiny_tokenizer, score_scale=score_scale, start="minimal", initial_scale=0.02,
-                             initial_noise=0.01, **settings))  # fmt: skip
+                             initial_noise=0.01, value_branch=True, **settings))  # fmt: skip
     plan = CausalDecoding(individual, noise, own, temperature=0.8, seed=11)
     ids, values, margins = step_by_step(model, PROMPTS[0], plan, 16)
     made = model.generate(**encode(model, PROMPTS[:1]), max_new_tokens=16, causal_decoding=plan)

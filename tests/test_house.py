@@ -19,11 +19,11 @@ MOST_LINES = {
     "causalqwen/numbers": 1_678,
     "causalqwen/parts": 878,
     "causalqwen/serving": 2_753,
-    "causalqwen/training": 5_038,
+    "causalqwen/training": 5_053,
     "causalqwen_cli": 1_274,
     "causalqwen_evals": 382,
     "causalqwen_vllm": 1_844,
-    "tests": 27_733,
+    "tests": 27_740,
 }
 """Lines of Python in a package at most. A row is lowered with them, and raised only for what takes the place of more."""
 

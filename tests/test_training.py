@@ -349,7 +349,7 @@ def test_the_sum_of_one_individual_is_that_of_its_own_probabilities(tiny_tokeniz
 def test_words_move_the_scale_further_than_the_noise(tiny_tokenizer, tmp_path, start):
     """On a random backbone a small scale grows, a wide one shrinks; the noise follows more slowly, or not at all from 0."""
     model = graft_tiny("llama", tiny_tokenizer, start=start)
-    stage = HeadStage(epochs=4, batch_size=8, learning_rate=3e-3)
+    stage = HeadStage(epochs=4, batch_size=8, learning_rate=3e-3, noise_learning_rate=3e-3)
     settings = TrainSettings(values=None, heads=stage, evaluations=1)
     train(model, examples(model, 16), examples(model, 4, seed=1), tmp_path / "run", settings)
     (_, scale), (_, noise) = (curve(tmp_path / "run", f"dist/{name}_median")[-1] for name in ("U_scale", "noise"))
@@ -642,7 +642,7 @@ def test_stage_one_learns_numbers_and_leaves_text_alone(tiny_tokenizer, tmp_path
 
 
 def test_a_start_without_noise_is_trained_and_tells_nobody_apart(tiny_tokenizer, tmp_path):
-    model = graft_tiny("qwen2", tiny_tokenizer, start="documents")
+    model = graft_tiny("qwen2", tiny_tokenizer, start="documents", value_branch=True)
     settings = TrainSettings(values=ValueStage(epochs=1, batch_size=8, center=True))
     train(model, examples(model, 16), examples(model, 8, seed=1), tmp_path / "out", settings)
     assert not model.action.noise.any() and all(bool(p.isfinite().all()) for p in model.parameters())

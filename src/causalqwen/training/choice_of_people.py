@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Subset
 
 from causalqwen.data import Example
-from causalqwen.files import write_text
+from causalqwen.files import load_tensors, save_tensors, write_text
 from causalqwen.modeling import CausalQwenForCausalLM
 from causalqwen.modeling.configuration import CausalQwenConfig
 from causalqwen.modeling.grafting import renew_values
@@ -49,7 +49,7 @@ FEWEST_PEOPLE, MOST_ROWS = 6, 2048
 """Fewer people who said a number choose nothing. The most rows that a choice is made on, and by, of one person no more than
 leave room for the fewest people: their features are in memory, once for each fold."""
 
-EVALUATIONS, CHOICE, PEOPLE = 12, "choice.json", "people.pt"
+EVALUATIONS, CHOICE, PEOPLE = 12, "choice.json", "people.safetensors"
 _LEVEL = 1e-4  # what two models of which neither is better may differ by
 _DIVERGED = 1e9  # the score of a row without one, above all others
 
@@ -155,7 +155,12 @@ class ChoiceOfPeople:
         kept = self.work / CHOICE
         if ranks.from_main(kept.exists()):
             told = json.loads(kept.read_text(encoding="utf-8"))["chosen"]
-            people = tuple(HeldPerson(**person) for person in torch.load(self.work / PEOPLE))
+            about, tensors = load_tensors(self.work / PEOPLE, "people held out")
+            columns = [name for name in HeldPerson.__annotations__ if name != "name"]
+            people = tuple(
+                HeldPerson(name, **{column: tensors[f"{column} {place}"] for column in columns})
+                for place, name in enumerate(about["names"])
+            )
             return Tried(told["value_family"], told["axis"], np.array([told["score"]]), told["share_of_passes"], people)
         axes, own = self.axes(), self.model.config.value_family
         families = FAMILIES if is_open(self.model, "value_family") else (own,)
@@ -304,7 +309,14 @@ class ChoiceOfPeople:
             f"chosen: {best}; people held out at {best.mean:.3f} nats a number, the worst tried ({worst}) {worst.mean:.3f}"
         )
         if ranks.rank() == 0:
-            torch.save([vars(person) for person in best.people], self.work / PEOPLE)
+            of_people = {
+                f"{name} {place}": tensor
+                for place, person in enumerate(best.people)
+                for name, tensor in vars(person).items()
+                if name != "name"
+            }
+            names = [person.name for person in best.people]
+            save_tensors(self.work / PEOPLE, "people held out", {"names": names}, of_people)
             told = {"chosen": best.to_dict(), "tried": [one.to_dict() for one in self.known]}
             for folder in (self.work, self.work.parent):
                 write_text(folder / CHOICE, json.dumps(told, indent=1) + "\n")

@@ -187,6 +187,8 @@ def _learn(run: Run, numbers: LearnedNumbers, certain: set[tuple[int, ...]], say
     settings = as_it_was(settings, model)
     set_levels(model, None)
     fit_axes(model.config, numbers, settings.value_transform, settings)
+    if settings.value_transform != "keep":
+        _say_support(run, say)
     # Few rows that were held out here calibrate alone: no state of the weights is chosen by them.
     trained = dataclasses.replace(run, settings=settings, eval_examples=[] if few else run.eval_examples)
     for name, train_stage in TRAINERS.items():
@@ -249,13 +251,13 @@ def _finished(run: Run, numbers: LearnedNumbers, metrics: dict[str, Any], say: S
     }
     if "scale_deciles" in metrics and (uneven := uneven_coverage(metrics["scale_deciles"])):
         say(uneven)
-    if run.settings.values is not None and run.settings.support == "auto" and not run.model.value_axes.apart:
-        _say_support(run, say)
     return metrics
 
 
 def _say_support(run: Run, say: Say) -> None:
     """Say beyond which ends no value is predicted, and which training row has the value nearest to each."""
+    if run.settings.values is None or run.settings.support != "auto" or run.model.value_axes.apart:
+        return
     support, number = run.model.value_transform.support, run.model.config.num_token_id
     known = [(value, words) for words, value in numbers_learned(run.train_examples, number)]
     for side, end, (value, words) in (("below", support.low, min(known)), ("above", support.high, max(known))):
@@ -299,6 +301,7 @@ def _read_whole(run: Run, certain: set[tuple[int, ...]], held_out_here: bool, sa
         known = [(run.train_examples, run.train_facts())]
         fit = WholeBackbone(model, known, certain, run.settings)
         fit.install()
+        _say_support(run, say)
         fit.tell(say, time.perf_counter() - started)
         announce(model, known[0][1])
         model.requires_grad_(True).eval()
