@@ -19,7 +19,7 @@ MOST_LINES = {
     "causalqwen/numbers": 1_678,
     "causalqwen/parts": 878,
     "causalqwen/serving": 2_753,
-    "causalqwen/training": 5_053,
+    "causalqwen/training": 5_052,
     "causalqwen_cli": 1_274,
     "causalqwen_evals": 382,
     "causalqwen_vllm": 1_844,

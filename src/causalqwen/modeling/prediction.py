@@ -53,7 +53,7 @@ class NumberPrediction:
     calibrated: "NumberPrediction | None" = field(default=None, kw_only=True, repr=False)
 
     def _of_intervals(self, raw: bool) -> "NumberPrediction":
-        """The prediction whose quantiles are told."""
+        """The prediction whose quantiles are given."""
         return self if raw or self.calibrated is None else self.calibrated
 
     def _parameters(self) -> tuple[Tensor, Tensor]:

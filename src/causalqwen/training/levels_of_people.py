@@ -25,10 +25,8 @@ FEWEST, FEW = 6, 20
 PRIOR = 10
 """People as whom what the model believes counts: factors of 1, and levels of its own distribution."""
 
-_DRAWS, _NUMBERS = (
-    480,
-    64,
-)  # people and orders of their numbers, after so many observations; numbers of one person, at most
+_DRAWS = 480  # people and orders of their numbers, after so many observations
+_NUMBERS = 64  # of one person, at most
 _FARTHEST = 10.0  # residuals of a Gaussian, in predicted widths, that factors are fitted to
 _LEAST = 1e-12
 

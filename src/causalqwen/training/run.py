@@ -198,16 +198,15 @@ def _learn(run: Run, numbers: LearnedNumbers, certain: set[tuple[int, ...]], say
     model.requires_grad_(True).eval()
     _check_finite(model)
     metrics = _final_scores(run)
-    if of_people and settings.recalibrate:
-        _recalibrate_individuals(run, people, certain, say)
+    if of_people and settings.recalibrate and _recalibrate_individuals(run, people, certain, say):
         as_it_is = dataclasses.replace(settings, recalibrate=False)
         metrics |= _final_scores(dataclasses.replace(run, settings=as_it_is))
     return _finished(run, numbers, metrics, say)
 
 
-def _recalibrate_individuals(run: Run, people: Sequence[HeldPerson], certain: set[tuple[int, ...]], say: Say) -> None:
+def _recalibrate_individuals(run: Run, people: Sequence[HeldPerson], certain: set[tuple[int, ...]], say: Say) -> bool:
     """Fit the levels of an individual's intervals on the people of the evaluation rows, as the model predicts them, and on
-    others who were held out when it was chosen how values are read; `say` is told."""
+    others who were held out when it was chosen how values are read. Whether those of the population average are new too."""
     model, rows, facts = run.model, run.eval_examples, run.eval_facts()
     held: list[HeldPerson] = []
     if facts is not None:
@@ -217,7 +216,8 @@ def _recalibrate_individuals(run: Run, people: Sequence[HeldPerson], certain: se
     held += [person for person in people if person.name not in names]
     law, owners = model.action.value_law, [example.individual for example in (*run.train_examples, *rows)]
     levels = ranks.from_main(population_levels(law, held))
-    if levels is not None and None not in owners and not model.value_axes.known:  # the population average is of people
+    of_people = levels is not None and None not in owners and not model.value_axes.known
+    if levels is not None and of_people:
         set_levels(model, [(0.0, levels)])
     fitted = ranks.from_main(fit_individual_levels(law, held))
     model.config.individual_levels = fitted
@@ -226,11 +226,12 @@ def _recalibrate_individuals(run: Run, people: Sequence[HeldPerson], certain: se
             say(
                 f"intervals of an individual are not calibrated: {FEWEST} people held out, of two numbers or more, could"
             )
-        return
+        return of_people
     count = sum(len(person.noise) > 1 for person in held)
     few = f"; fewer than {FEW} tell little: the levels are wide" * (count < FEW)
     factors = f"what is not known of them x {fitted['who']:.2f}, noise x {fitted['noise']:.2f}"
     say(f"intervals of an individual are calibrated on {count} people held out: {factors}{few}")
+    return of_people
 
 
 def _finished(run: Run, numbers: LearnedNumbers, metrics: dict[str, Any], say: Say) -> dict[str, Any]:
