@@ -13,6 +13,7 @@ from causalqwen.data.texts import speech_paragraphs
 from causalqwen.distributions import get_family
 from causalqwen.modeling.abduction import divergence, held
 from causalqwen.training import FactStore, HeadStage, TrainSettings, score_tokens, train
+from causalqwen.training.domain_fit import gradients_of_loc, natural_step
 from conftest import graft_tiny
 
 
@@ -60,14 +61,17 @@ def texts(model, start, stop):
     return encode_rows([parse_row(json.dumps({"text": line[:120]}), "x") for line in lines], model.processor)
 
 
-def test_a_domain_alone_is_trained_and_its_limit_holds_on_other_text(tiny_tokenizer, tmp_path):
+@pytest.mark.parametrize("layers", [0, 1])
+def test_a_domain_alone_is_trained_and_its_limit_holds_on_other_text(layers, tiny_tokenizer, tmp_path):
     model = graft_tiny("llama", tiny_tokenizer)
     rows, others = texts(model, 0, 24), texts(model, 24, 36)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     base = score_tokens(model, FactStore.build(model, others, tmp_path).blocks())["metrics"]
-    stage = HeadStage(epochs=8, batch_size=8, learning_rate=0.01, domain="speeches", domain_limit=0.05)
+    stage = HeadStage(domain="speeches", domain_layers=layers, domain_limit=0.05)
     settings = TrainSettings(values=None, heads=stage, recalibrate=False)
-    metrics = train(model, rows, others, tmp_path / "run", settings)
+    lines = []
+    metrics = train(model, rows, others, tmp_path / "run", settings, say=lines.append)
+    assert "words held out" in lines[-1] and float(lines[-1].split(" takes ")[1].split()[0]) > 0
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
     assert metrics["cls_loss"] < base["cls_loss"]
     assert 0 < metrics["domain_divergence"] <= metrics["domain_divergence_max"] <= 0.05 * 1.001
@@ -77,6 +81,45 @@ def test_a_domain_alone_is_trained_and_its_limit_holds_on_other_text(tiny_tokeni
     loaded.set_domain(None)
     again = score_tokens(loaded, FactStore.build(loaded, others, tmp_path).blocks())["metrics"]
     assert again["cls_loss"] == base["cls_loss"] and "domain_divergence" not in again
+
+
+def test_a_closed_form_is_the_natural_gradient_written_out(tiny_tokenizer):
+    model = graft_tiny("llama", tiny_tokenizer)
+    z, y = torch.randn(40, 32), torch.randint(0, 50, (40,))
+    gradients, drawn = gradients_of_loc(model, z, y, seed=0)
+    loc = z.clone().requires_grad_(True)
+    scores = model.vocabulary()(loc).masked_fill(~model.action.rest_mask, -torch.inf)
+    (wanted,) = torch.autograd.grad(torch.nn.functional.cross_entropy(scores, y, reduction="sum"), loc)
+    torch.testing.assert_close(gradients, wanted.double(), rtol=1e-4, atol=1e-6)
+    words = model.vocabulary().weight.detach()[model.action.rest_mask[: len(model.vocabulary().weight)]]
+    tokens = (
+        gradients + model.vocabulary().rows_at(y).detach() - drawn
+    ).float()  # W'p less what was taken of it: the row of k
+    assert torch.cdist(tokens, words).min(-1).values.max() < 1e-2
+    c, x = drawn[:, :4], z[:, :5].double()
+    s, m, g = c.T @ c / 40, x.T @ x / 40, gradients[:, :4].T @ x / 40
+    step = natural_step(g, s, m, 0.5, 0.1)
+    whole = torch.kron(s + 0.5 * s.diagonal().mean() * torch.eye(4), m + 0.1 * m.diagonal().mean() * torch.eye(5))
+    torch.testing.assert_close(step.flatten(), torch.linalg.solve(whole, -g.flatten()))
+
+
+def test_a_domain_without_words_or_without_a_limit_is_refused(tiny_tokenizer, tmp_path):
+    model = graft_tiny("llama", tiny_tokenizer)
+    rows = encode_rows([parse_row('{"text": "It is 3"}', "x")], model.processor)
+    settings = TrainSettings(values=None, heads=HeadStage(domain="speeches"), recalibrate=False)
+    with pytest.raises(ValueError, match="no words for a domain"):
+        train(model, rows, [], tmp_path / "run", settings)
+    with pytest.raises(ValueError, match="closed form: leave epochs out"):
+        HeadStage(domain="speeches", epochs=3)
+    model.add_domain("other")
+    with pytest.raises(ValueError, match="domain 'other' has no limit"):
+        train(
+            model,
+            texts(model, 0, 3),
+            [],
+            tmp_path / "other",
+            TrainSettings(values=None, heads=HeadStage(domain="other")),
+        )
 
 
 def test_domains_are_kept_alone_and_together(tiny_tokenizer, tmp_path):

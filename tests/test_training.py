@@ -131,7 +131,7 @@ def test_loc_U_is_z_only_where_it_must_be(tiny_tokenizer):
         for given in ({"deep_abduction": True}, {}, {"causal_size": 16})
     )
     torch.nn.init.ones_(deep.abduction.residual.last.bias)
-    torch.nn.init.ones_(other.add_domain("law").requires_grad_(False).residual.last.bias)  # which is then asked
+    torch.nn.init.ones_(other.add_domain("law").requires_grad_(False).linear.bias)  # which is then asked
     torch.nn.init.eye_(narrow.abduction.loc_net.weight)
     assert not is_known(deep) and not is_known(other) and not is_known(narrow)
 
@@ -929,9 +929,9 @@ def test_settings_come_from_yaml(tmp_path):
         ("[1]", "expected keys and values"),
         ("a: [", "is not YAML"),
         ("values: false", "nothing to train"),
-        ("heads: {domain: law, score_matrix: own}", "a domain is trained alone: leave score_matrix out"),
+        ("heads: {domain: law, score_matrix: own}", "a domain is fitted in closed form: leave score_matrix out"),
         ("heads: {score_matrix: mine}", "score_matrix: input should be 'kept', 'own' or 'shared', got 'mine'"),
-        ("heads: {domain_limit: null}", "domain_limit does nothing without domain"),
+        ("heads: {domain_limit: 0.2}", "domain_limit does nothing without domain"),
         ("lora: {negatives: 8}", "s.yaml, lora: negatives does nothing without whole_vocabulary"),
         ("lora: {anchor_text: a.txt}", "anchor_text does nothing without anchor"),
         ("backbone: {anchor_tokens: 8}", "anchor_tokens does nothing without anchor"),

@@ -25,8 +25,13 @@ class ResidualPerceptron(nn.Module):
         nn.init.zeros_(self.last.weight)
         nn.init.zeros_(self.last.bias)
 
-    def forward(self, features: Tensor) -> Tensor:
+    def inner(self, features: Tensor) -> Tensor:
+        """What the last layer reads."""
         features = features.to(self.last.weight.dtype)
         for layer in self.hidden:
             features = self.dropout(F.gelu(layer(features)))
-        return self.last(features)
+        return features
+
+    def forward(self, features: Tensor) -> Tensor:
+        made: Tensor = self.last(self.inner(features))
+        return made

@@ -192,8 +192,8 @@ def _learn(run: Run, numbers: LearnedNumbers, certain: set[tuple[int, ...]], say
     # Few rows that were held out here calibrate alone: no state of the weights is chosen by them.
     trained = dataclasses.replace(run, settings=settings, eval_examples=[] if few else run.eval_examples)
     for name, train_stage in TRAINERS.items():
-        if getattr(settings, name) is not None:
-            train_stage(trained)
+        if getattr(settings, name) is not None and (line := train_stage(trained)):
+            say(line)
     run = dataclasses.replace(trained, eval_examples=run.eval_examples)
     model.requires_grad_(True).eval()
     _check_finite(model)

@@ -89,9 +89,9 @@ class HeadStage(Stage):
             trained. Where that is tied to the embedding, features move with it, and the stage reads tokens.
         negatives: wrong tokens per step, a weighted sample whose loss and gradient are those of all of them in
             expectation (theory 3.7); 0 for all.
-        domain: train only the abduction network of this domain, which is made if it is not there; action law, base and
-            value head stay bit for bit (overview 2.3). domain_layers: its hidden layers. domain_limit: of its divergence
-            from the base at every position, null for none.
+        domain: fit only the abduction network of this domain, in closed form (`fit_domain`), which is made if it is not there;
+            action law, base and value head stay bit for bit (overview 2.3). domain_layers: its hidden layers, which stay as
+            drawn. domain_limit: of its divergence from the base at every position. The other settings are for gradients.
         noise_learning_rate: of |b_noise| and the thresholds, in shares of their size: they have further to go than a weight.
     """
 
@@ -103,15 +103,17 @@ class HeadStage(Stage):
     negatives: Whole = 0
     domain: str | None = None
     domain_layers: Whole = 0
-    domain_limit: Positive | None = 0.1
+    domain_limit: Positive = 0.1
     noise_learning_rate: NotNegative = 0.01
 
     needs = {"domain": ("domain_layers", "domain_limit")}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.domain is not None and self.score_matrix != "kept":
-            raise ValueError("a domain is trained alone: leave score_matrix out")
+        own = "domain", "domain_layers", "domain_limit"
+        given = [f.name for f in dataclasses.fields(self) if f.name not in own and getattr(self, f.name) != f.default]
+        if self.domain is not None and given:
+            raise ValueError(f"a domain is fitted in closed form: leave {given[0]} out")
 
     @property
     def domain_settings(self) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from causalqwen.training.anchor import TextAnchor
 from causalqwen.training.announcing import announce
 from causalqwen.training.batches import ExampleRows, FactRows, class_code
 from causalqwen.training.closed_form import LEAST_SPREAD
+from causalqwen.training.domain_fit import fit_domain
 from causalqwen.training.features import FactStore, TokenFacts, stream_facts
 from causalqwen.training.scores import joint_losses, score_tokens
 from causalqwen.training.settings import HeadStage, LoraStage, TokenStage, TrainSettings
@@ -134,6 +135,8 @@ def _check_domain(model: CausalQwenForCausalLM, name: str, settings: dict[str, A
     for key, value in settings.items():
         if value not in (own.get(key), getattr(HeadStage, f"domain_{key}")):
             raise ValueError(f"domain {name!r} is there already, its {key} {own.get(key)!r}: leave domain_{key} out")
+    if own.get("limit") is None:
+        raise ValueError(f"domain {name!r} has no limit, and a closed form needs one")
 
 
 def _check_lora(model: CausalQwenForCausalLM, stage: LoraStage) -> None:
@@ -323,26 +326,26 @@ def _fit_standardization(model: CausalQwenForCausalLM, store: FactStore) -> None
 # ---- the heads -------------------------------------------------------------------------------------------------------
 
 
-def _train_heads(run: Run) -> None:
-    model, stage, rates = run.model, run.settings.heads, None
+def _train_heads(run: Run) -> str | None:
+    model, stage = run.model, run.settings.heads
+    if stage.domain is not None:
+        if stage.domain not in model.config.domains:
+            model.add_domain(stage.domain, **stage.domain_settings)
+        model.set_domain(None)  # facts are the base's
+        store = run.train_facts()
+        model.set_domain(stage.domain)
+        return fit_domain(model.eval(), store, run.settings.seed)
     if stage.score_matrix == "own" and model.score_head is None:
         own_scores(model)
-    if stage.domain is not None:
-        model.requires_grad_(False)
-        if stage.domain in model.config.domains:
-            model.set_domain(stage.domain)
-        else:
-            model.add_domain(stage.domain, **stage.domain_settings)
-        model.abduction.domains[stage.domain].requires_grad_(True)
-    else:
-        _train_numbers_only(model)
-        rates = _open_language(model, stage)
+    _train_numbers_only(model)
+    rates = _open_language(model, stage)
     lm_head, table = model.backbone.get_output_embeddings(), model.backbone.get_input_embeddings()
     if stage.score_matrix == "shared":
         lm_head.requires_grad_(True)
         if lm_head.weight is table.weight:  # features move with it
             trained = TrainedForCausalLM(model, heads=True, negatives=_sampled(run, stage.negatives))
-            return _run_on_tokens(run, "heads", trained, best="eval_cls_loss", rates=rates)
+            _run_on_tokens(run, "heads", trained, best="eval_cls_loss", rates=rates)
+            return None
     train_store, eval_store = run.train_facts(), run.eval_facts()
     trained = TrainedForCausalLM(model, heads=True, negatives=_sampled(run, stage.negatives, train_store.facts))
     rows = FactRows(train_store, classes=_class_codes(run))
@@ -350,7 +353,8 @@ def _train_heads(run: Run) -> None:
     def scores(model: CausalQwenForCausalLM) -> dict[str, Any]:
         return run.scores(model, eval_store.renewed(model, split=True))
 
-    return _run_stage(run, "heads", trained, rows, scores, best="eval_cls_loss", rates=rates)
+    _run_stage(run, "heads", trained, rows, scores, best="eval_cls_loss", rates=rates)
+    return None
 
 
 def _open_language(model: CausalQwenForCausalLM, stage: HeadStage | TokenStage) -> dict[str, float]:
@@ -541,10 +545,10 @@ def _run_stage(
         ranks.restore(whole, trained)
 
 
-TRAINERS: dict[str, Callable[[Run], None]] = {
+TRAINERS: dict[str, Callable[[Run], str | None]] = {
     "values": _train_values,
     "heads": _train_heads,
     "lora": _train_lora,
     "backbone": _train_backbone,
 }
-"""By name, as `STAGES`."""
+"""By name, as `STAGES`; each returns what it has to say, if anything."""
