@@ -17,13 +17,13 @@ MOST_LINES = {
     "causalqwen/kernels": 850,
     "causalqwen/modeling": 8_081,
     "causalqwen/numbers": 1_678,
-    "causalqwen/parts": 878,
+    "causalqwen/parts": 883,
     "causalqwen/serving": 2_753,
-    "causalqwen/training": 5_052,
+    "causalqwen/training": 5_198,
     "causalqwen_cli": 1_274,
     "causalqwen_evals": 382,
     "causalqwen_vllm": 1_844,
-    "tests": 27_740,
+    "tests": 27_784,
 }
 """Lines of Python in a package at most. A row is lowered with them, and raised only for what takes the place of more."""
 
