@@ -907,7 +907,6 @@ def test_the_page_is_accessible_and_fits_a_small_screen(small):
 @pytest.mark.parametrize(
     ("named", "place", "form", "button"),
     [
-        ("model", 0, {"Text to go on from": "They say", "Tokens at most": "40"}, "Write"),
         ("model", 4, {"What stood before": "They say that", "What was said": " 12.5 people, then 31"}, "Read the text"),
         pytest.param(
             "smollm2",
