@@ -74,7 +74,7 @@ def commands_of(block: Block) -> list[list[str]]:
 
 
 def is_output(block: Block) -> bool:
-    """What a server writes, a file of keys, or the tree of README (test_docs.py): no command."""
+    """What a server writes, a file of keys, or the tree of CONTRIBUTING (test_docs.py): no command."""
     return block.text.startswith(("{", "sk-", "Makefile "))
 
 

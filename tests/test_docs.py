@@ -276,9 +276,9 @@ def test_links_between_documents_lead_somewhere():
             assert (path.parent / target).exists(), f"{path.name}: {target}"
 
 
-def test_the_readmes_tree_lists_every_room():
+def test_the_tree_lists_every_room():
     rooms = [p.name for p in (ROOT / "src" / "causalqwen").iterdir() if p.is_dir() and not p.name.startswith("_")]
-    for name in ("README.md", "README.zh.md"):
+    for name in ("CONTRIBUTING.md", "CONTRIBUTING.zh.md"):
         for room in [*rooms, "causalqwen_cli", "benchmarks", "experiments", "docs", "tests", "Makefile"]:
             assert re.search(rf"^\W*(?:src/)?{room}\b", DOCS[ROOT / name], re.M), f"{name}: {room}"
 
