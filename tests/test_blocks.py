@@ -245,7 +245,9 @@ def test_a_request_is_answered(server, words):
 
 def test_what_a_server_is_said_to_write_is_what_it_writes(server):
     """The fields, in their order, of the outputs that docs/serving shows; and its file of keys is one."""
-    shown = {block.text for block in BLOCKS if block.kind == "" and is_output(block) and "CONTRIBUTING" not in block.page}
+    shown = {
+        block.text for block in BLOCKS if block.kind == "" and is_output(block) and "CONTRIBUTING" not in block.page
+    }
     assert len(shown) == 3  # the same in both languages
     (keys,) = (text for text in shown if text.startswith("sk-"))
     assert read_keys(keys) == {"sk-ann": None, "sk-bob": 60}

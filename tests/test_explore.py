@@ -863,7 +863,7 @@ def test_a_model_without_a_template_or_numbers_says_so(browser, tiny_tokenizer):
         fill(here(page), {"What stood before": "They say", "What was said": " 12.5 of us"}, "Read the text")
         page.get_by_text("comes back exactly").wait_for()
         page.locator("[data-text]:visible span[role=button]").first.click()
-        fill(here(page), {"behind 0 tokens": "99"}, "Put these words here")
+        fill(here(page), {"after 0 tokens": "99"}, "Put these words here")
         page.get_by_role("button", name="See the worlds").click()
         page.locator("[data-cell]").first.wait_for()
         assert page.locator("[data-values]:visible").count() == 0
@@ -979,7 +979,7 @@ def test_the_pictures_of_the_documents(browser, tmp_path):
             "My friends, we have come a long way together. My friends, let us go on."
         )
         fill(view, {"Name": "the speaker"}, "Add")
-        page.get_by_role("button", name="Which words told").click()
+        page.get_by_role("button", name="Which words say most").click()
         page.locator("[data-text]:visible").wait_for()
         beginning = page.get_by_role("region", name="What they write")
         fill(beginning, {"Text to go on from": "It was raining, and the captain", "Seed": "7"}, "Let them write")
@@ -993,7 +993,7 @@ def test_the_pictures_of_the_documents(browser, tmp_path):
         )
         page.get_by_text("comes back exactly").wait_for()
         page.locator("[data-text]:visible span[role=button]").first.click()
-        fill(here(page), {"behind 0 tokens": "78"}, "Set this number")
+        fill(here(page), {"after 0 tokens": "78"}, "Set this number")
         page.get_by_role("button", name="One more edit").click()
         here(page).locator("[data-edit] textarea").nth(1).fill("Water boils at")
         page.get_by_role("button", name="See the worlds").click()

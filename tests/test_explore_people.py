@@ -157,7 +157,7 @@ def test_worlds_by_keyboard(page, model):
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Home")
     page.keyboard.press(" ")
-    type_into(page, here(page).get_by_label("behind 0 tokens"), "99")
+    type_into(page, here(page).get_by_label("after 0 tokens"), "99")
     page.keyboard.press("Enter")
     assert here(page).locator(".forced").count() == 1
     press(page, page.get_by_role("button", name="See the worlds"))
@@ -177,9 +177,9 @@ def test_every_control_of_worlds(page, model, server):
     tokens = page.locator("[data-text]:visible span[role=button]")
     tokens.nth(0).click()
     page.get_by_role("button", name="Close").click()
-    assert here(page).get_by_label("behind 0 tokens").count() == 0
+    assert here(page).get_by_label("after 0 tokens").count() == 0
     tokens.nth(0).click()
-    fill(here(page), {"behind 0 tokens": "−7.5"}, "Set this number")
+    fill(here(page), {"after 0 tokens": "−7.5"}, "Set this number")
     page.get_by_role("button", name="One more edit").click()
     tokens.nth(6).click()
     entry = here(page).get_by_label(re.compile(r"^behind \d+ tokens"))
@@ -196,7 +196,7 @@ def test_every_control_of_worlds(page, model, server):
     ]  # fmt: skip
     heads = page.locator("thead th:visible").all_inner_texts()
     assert [head.splitlines()[0] for head in heads[:4]] == ["As it was", "edit 1", "edit 2", "edit 3"]
-    assert "behind 0 tokens: do(-7.5)" in heads[1]
+    assert "after 0 tokens: do(-7.5)" in heads[1]
     page.get_by_role("button", name="Do not set −7.5").click()
     page.get_by_role("button", name="Remove edit 3").click()
     see_worlds(page)
@@ -251,7 +251,7 @@ def test_the_link_the_python_and_the_curl_do_the_same(page, model, server, brows
     here(page).get_by_label("Who wrote it").select_option("Zed 'é'")
     read_text(page)
     page.locator("[data-text]:visible span[role=button]").nth(0).click()
-    here(page).get_by_label("behind 0 tokens").fill("99")
+    here(page).get_by_label("after 0 tokens").fill("99")
     page.keyboard.press("Enter")
     here(page).locator("[data-edit] textarea").fill("We say 'that' \"so\" \\")
     see_worlds(page)
@@ -303,7 +303,7 @@ def test_where_no_edit_is_left_setting_something_makes_one(page):
     read_text(page)
     page.get_by_role("button", name="Remove edit 1").click()
     page.locator("[data-text]:visible span[role=button]").first.click()
-    fill(here(page), {"behind 0 tokens": "99"}, "Set this number")
+    fill(here(page), {"after 0 tokens": "99"}, "Set this number")
     assert page.get_by_role("button", name="Do not set 99").count() == 1
 
 
@@ -393,7 +393,7 @@ def test_people_by_keyboard(page, model):
     page.locator("[data-person]").wait_for()
     who = model.abduct(SAID, name="Zed")
     assert str(who) in page.locator("[data-person]").inner_text()
-    press(page, page.get_by_role("button", name="Which words told"))
+    press(page, page.get_by_role("button", name="Which words say most"))
     words = page.locator("[data-text]:visible span[role=button]")
     tab_to(page, words.first)
     page.keyboard.press("ArrowRight")
@@ -471,7 +471,7 @@ def test_every_control_of_people(page, model, server):
     fill(people.nth(2), {"Save as": "Zed two"}, "Save")
     page.get_by_text("Saved as Zed two").wait_for()
     assert (server.people / "Zed two.safetensors").is_file()
-    people.nth(2).get_by_role("button", name="Which words told").click()
+    people.nth(2).get_by_role("button", name="Which words say most").click()
     page.locator("[data-text]:visible").wait_for()
     assert page.locator("[data-text]:visible").text_content() == SAID
     page.get_by_role("button", name="Close").click()
@@ -730,7 +730,7 @@ def test_hostile_text_is_text_in_both_views(page):
     assert page.evaluate(CELLS)
     go_to(page, 3)
     add_text(page, HOSTILE, HOSTILE[:190])
-    page.get_by_role("button", name="Which words told").click()
+    page.get_by_role("button", name="Which words say most").click()
     page.locator("[data-text]:visible").wait_for()
     assert page.locator("[data-text]:visible").text_content().replace("⏎", "") == seen(HOSTILE)
     view = page.get_by_role("region", name="Ask a population")

@@ -8,22 +8,22 @@ from test_docs import ROOT
 
 MOST_LINES = {
     "benchmarks": 1_746,
-    "causalqwen": 1_184,  # its own files
-    "causalqwen/data": 1_569,
+    "causalqwen": 1_188,  # its own files
+    "causalqwen/data": 1_573,
     "causalqwen/decoding": 1_148,
     "causalqwen/distributions": 513,
-    "causalqwen/evaluation": 1_964,
+    "causalqwen/evaluation": 1_966,
     "causalqwen/individuals": 671,
     "causalqwen/kernels": 850,
     "causalqwen/modeling": 8_081,
     "causalqwen/numbers": 1_678,
     "causalqwen/parts": 883,
     "causalqwen/serving": 2_753,
-    "causalqwen/training": 5_198,
+    "causalqwen/training": 5_203,
     "causalqwen_cli": 1_274,
     "causalqwen_evals": 382,
     "causalqwen_vllm": 1_844,
-    "tests": 27_782,
+    "tests": 27_784,
 }
 """Lines of Python in a package at most. A row is lowered with them, and raised only for what takes the place of more."""
 

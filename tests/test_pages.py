@@ -237,10 +237,10 @@ def test_what_a_press_opens_is_in_view(browser, server, screen):
         assert in_view(page, page.locator("[data-law]:visible"))
         go_to(page, 3)
         add_text(page, SAID * 12, "Ann")
-        page.get_by_role("button", name="Which words told").click()
+        page.get_by_role("button", name="Which words say most").click()
         words = page.locator("[data-text]:visible span[role=button]")
         words.first.wait_for()
-        assert in_view(page, page.get_by_role("heading", name="Which words told"))
+        assert in_view(page, page.get_by_role("heading", name="Which words say most"))
         for place in (0, words.count() - 1):
             words.nth(place).click()
             assert in_view(page, page.locator("[data-word]"))

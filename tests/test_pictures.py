@@ -136,7 +136,7 @@ def test_the_page_of_worlds_says_what_the_worlds_are(model, people, told, tmp_pa
     heads = page.texts("th", scope="col")
     assert [re.match("as it was|edit [12]", head)[0] for head in heads] == ["as it was", "edit 1", "edit 2"]
     assert "We say <i>that" in re.sub("They|\\$that\\$ the", "", heads[1]).replace("  ", " ")
-    assert "behind 0 tokens: do(99)" in heads[2] and "behind 2 tokens: “ men”" in heads[2]
+    assert "after 0 tokens: do(99)" in heads[2] and "after 2 tokens: “ men”" in heads[2]
     cells = [given["data-world"] for name, given, _ in page.found if name == "td"]
     assert cells == ["as it was", "edit 1", "edit 2"] * 2
     # What is marked is what changed, world by world, and the text without marks and intervals is the world's.

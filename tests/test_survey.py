@@ -15,7 +15,7 @@ from causalqwen import Choice, Individual, Observation, Population, Question
 from causalqwen.data.people import read_questions
 from causalqwen.decoding import Observed
 from causalqwen.evaluation import TableSurvey
-from causalqwen.evaluation.portrait import what_each_told
+from causalqwen.evaluation.portrait import evidence_of_each
 from causalqwen.evaluation.survey_report import survey_report
 from causalqwen.evaluation.surveys import survey_file
 from causalqwen.modeling import survey as surveys
@@ -474,7 +474,7 @@ def test_each_answer_tells_what_it_gained(model):
     numbers = [Observation(f" {value}", "The long one is") for value in (3, 4)]
     words = Observation("and so we came to the river", "He said")
     who = model.abduct([*numbers, words, *CHOICES], name="Ann")
-    told = {(one.asked, one.said): one for one in what_each_told(model, who, [*numbers, words, *CHOICES])}
+    told = {(one.asked, one.said): one for one in evidence_of_each(model, who, [*numbers, words, *CHOICES])}
     assert len(told) == 5 and {one.kind for one in told.values()} == {"number", "words", "choice"}
     assert sum(one.gain for one in told.values()) == pytest.approx(who.evidence[0].gained, rel=1e-4)
     chosen = told["She said", "red"]
@@ -483,7 +483,7 @@ def test_each_answer_tells_what_it_gained(model):
     assert (chosen.own, chosen.nobodys) == (f"{own.probabilities[1]:.0%}", f"{nobodys.probabilities[1]:.0%}")
     assert chosen.gain == pytest.approx(np.log(own.probabilities[1] / nobodys.probabilities[1]), rel=1e-5)
     counted = model.abduct(numbers, likelihood="values")
-    told = {one.said: one for one in what_each_told(model, counted, [*numbers, words, *CHOICES])}
+    told = {one.said: one for one in evidence_of_each(model, counted, [*numbers, words, *CHOICES])}
     assert told["3"].own != told["3"].nobodys and told["3"].gain != 0
     assert told["red"].gain == told["and so we came to the river"].gain == 0
     gains = [abs(one.gain) for one in told.values()]
@@ -615,7 +615,7 @@ def test_commands_tell_what_they_cannot_use(folder):
     page = ("--html", folder / "who.html")
     assert "32 coordinates" in anew(*someone, "--rows", rows, *page).stdout
     written = (folder / "who.html").read_text()
-    assert "What each answer told" in written and "It is" in written and "<h2>Which words told</h2>" not in written
+    assert "What each answer says" in written and "It is" in written and "<h2>Which words say most</h2>" not in written
     counted = anew(*someone, "--rows", write(folder / "n.jsonl", said[1:2]), *page, "--likelihood", "values").stdout
     assert "Individual(a, 32 coordinates, inferred from 1 values" in counted
     assert "leave --rows out" in anew(*someone, "--rows", rows, "--population", code=1).stderr

@@ -19,7 +19,7 @@ from causalqwen.training import FactStore, TrainSettings, ValueStage, train
 from causalqwen.training import run as training_run
 from causalqwen.training.axes import LearnedNumbers, certain_contexts
 from causalqwen.training.choice_of_people import Tried, clearly_better
-from causalqwen.training.copies import say_again
+from causalqwen.training.copies import values_repeat_context
 from causalqwen.training.features import COLUMNS
 from causalqwen.training.held_out import hold_out
 from causalqwen.training.run import learn
@@ -392,7 +392,7 @@ def test_copying_is_tried_where_values_are_said_again_more_often_than_by_chance(
     number = model.config.num_token_id
 
     def tried(texts):
-        return say_again(rows_of(model, texts), number)
+        return values_repeat_context(rows_of(model, texts), number)
 
     assert tried([f"Of {i} and 0 there are {i}" for i in range(1, 11)])
     assert not tried([f"Of {i} and 0 there are {i}" for i in range(1, 10)])

@@ -15,7 +15,7 @@ from torch import nn
 from causalqwen import CausalDecoding, CausalQwenForCausalLM, Choice, Individual, Intervention, Observation, Population
 from causalqwen.data.texts import speech_paragraphs
 from causalqwen.decoding import Voices, load_prior, mean, mix, move, nearest
-from causalqwen.evaluation.portrait import what_each_told, write_portrait
+from causalqwen.evaluation.portrait import evidence_of_each, write_portrait
 from causalqwen.individuals.posterior import find_posterior
 from causalqwen.modeling.choices import read_options
 from causalqwen.modeling.explain_individual import favoured_tokens, what_told
@@ -329,7 +329,7 @@ def test_what_is_told_about_a_voice(tiny_tokenizer, tmp_path):
     assert len(token) != 1 or more[0].own == pytest.approx(p[token[0]].item(), rel=1e-3)
     assert more[0].own > more[0].nobodys and less[0].own < less[0].nobodys
     choice = Choice("He said", ("yes", "no"), "no")
-    heard = {one.kind: one for one in what_each_told(model, who, [choice, Observation(text)])}
+    heard = {one.kind: one for one in evidence_of_each(model, who, [choice, Observation(text)])}
     own_p, nobodys_p = (
         branches.log_probs(model.action.law.quantile(one.factor))[1].item()
         for one in (who, Individual.nobody(32))

@@ -37,7 +37,7 @@ from causalqwen.modeling.reader import NUMBERS
 from causalqwen.numbers import CRPS_LEVELS
 from causalqwen.parts.copying import Candidates, joined
 from causalqwen.training import FactStore, TrainSettings
-from causalqwen.training.copies import say_again
+from causalqwen.training.copies import values_repeat_context
 from causalqwen.training.features import Reads, TokenFacts
 from causalqwen.training.kept_rows import KeptRows, RayReaders
 from causalqwen.training.settings import STAGES
@@ -58,7 +58,7 @@ _ROWS_AT_ONCE = 1024
 
 
 def _plain(value: Any) -> Any:
-    """What JSON holds of a parameter that it does not know. TypeError for what cannot be told in a file."""
+    """What JSON holds of a parameter that it does not know. TypeError for what cannot be written to a file."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if isinstance(value, Path | torch.device):
@@ -135,8 +135,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         if self.characters < 1:
             raise ValueError(f"characters={self.characters}: a row's text has one at least")
         if gradients := (self.settings or {}).keys() & {*STAGES, "class_transforms"}:
-            told = "a regressor is fitted in closed form, of one kind of number"
-            raise ValueError(f"settings: {told}; leave {gradients.pop()} out")
+            reason = "a regressor is fitted in closed form, of one kind of number"
+            raise ValueError(f"settings: {reason}; leave {gradients.pop()} out")
         self._written_params()
         X = _as_columns(X)
         table, values = self._table(X, y)
@@ -161,7 +161,9 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         self.model_.bf16 = self._settings.takes_bf16(self.model_)
         examples = self._examples(table, values)
         learned = [replace(examples[row], group=f"{of_group[row]}") for row in used]
-        if "copy_numbers" not in (self.config or {}) and say_again(learned, self.model_.config.num_token_id):
+        if "copy_numbers" not in (self.config or {}) and values_repeat_context(
+            learned, self.model_.config.num_token_id
+        ):
             renew_values(self.model_, copy_numbers=True)
         facts = self._facts(learned, self.reader_.numbers(table)[used])
         fit = WholeBackbone(self.model_, [(learned, FactStore.of_rows(facts))], set(), self._settings)
@@ -209,11 +211,11 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         processor, limit = self.model_.processor, self.model_.config.context_length or math.inf
         texts = self.reader_.texts(table, exact=self.model_.copies)
         for row, text in enumerate(texts):  # two tokens have a character at least: `<NUM>` and a digit
-            told = text.removesuffix(self.reader_.asked("..")[2:])
+            shown = text.removesuffix(self.reader_.asked("..")[2:])
             try:
                 while 2 * len(text) >= limit and (tokens := 1 + len(processor(text, prompt=True)["input_ids"])) > limit:
-                    told = told[: min(len(told) - 1, int(len(told) * limit / tokens))]
-                    text = texts[row] = self.reader_.asked(told)
+                    shown = shown[: min(len(shown) - 1, int(len(shown) * limit / tokens))]
+                    text = texts[row] = self.reader_.asked(shown)
             except ValueError as error:
                 raise ValueError(f"row {row + 1}: {error}") from None
         pairs = enumerate(zip(texts, values.tolist(), strict=True), start=1)
@@ -222,7 +224,7 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
         return [replace(example, learned=[False] * (len(example) - 1) + [True]) for example in encoded]
 
     def _facts(self, examples: list[Example], columns: np.ndarray) -> TokenFacts:
-        """What is told before each row's value: by the whole backbone, and behind it by the columns [n, K], each a block."""
+        """Features before each row's value: the whole backbone's, then those of the columns [n, K], each a block."""
         readers = None
         if self.workers:
             config = (self.config or {}) | {"copy_numbers": self.model_.copies}
@@ -230,8 +232,8 @@ class NumberRegressor(RegressorMixin, BaseEstimator):
             readers = RayReaders(make, self.workers, gpus=float(self.model_.device.type == "cuda"))
         facts = KeptRows(Path(self.cache_dir or _process_cache()), self.model_, readers).facts(examples)
         blocks = facts.reads.blocks[:-NUMBERS]  # the columns hold the numbers of the texts
-        told = np.concatenate([facts.reads.array[:, : sum(blocks)], columns], axis=1)
-        return replace(facts, reads=Reads(told, [*blocks, *self.reader_.widths], facts.reads.at))
+        joined = np.concatenate([facts.reads.array[:, : sum(blocks)], columns], axis=1)
+        return replace(facts, reads=Reads(joined, [*blocks, *self.reader_.widths], facts.reads.at))
 
     @property
     def _settings(self) -> TrainSettings:
@@ -466,8 +468,10 @@ def _of_groups(rows: int, groups: Any) -> np.ndarray:
             raise ValueError(f"groups, row {1 + int(of_group.argmin())}: expected a name, found nothing")
     count = int(of_group.max()) + 1
     if rows < _FEWEST or count < _FEWEST_GROUPS:
-        told, and_groups = ("", "") if groups is None else (f" in {count} groups", f", and {_FEWEST_GROUPS} groups")
-        raise ValueError(f"n_samples={rows}{told} are too few: a regressor needs {_FEWEST} rows{and_groups}")
+        in_groups, and_groups = (
+            ("", "") if groups is None else (f" in {count} groups", f", and {_FEWEST_GROUPS} groups")
+        )
+        raise ValueError(f"n_samples={rows}{in_groups} are too few: a regressor needs {_FEWEST} rows{and_groups}")
     return of_group
 
 
@@ -486,8 +490,8 @@ def _as_columns(X: Any) -> Any:
     """A `datasets.Dataset` or an Arrow table as a dict of columns; anything else as it is."""
     if is_frame(X) or not hasattr(X, "column_names"):  # whose column may be called so
         return X
-    if told := getattr(X, "to_pydict", None) or getattr(X, "to_dict", None):
-        return told()
+    if to_columns := getattr(X, "to_pydict", None) or getattr(X, "to_dict", None):
+        return to_columns()
     kind = type(X).__name__
     raise ValueError(f"a {kind} has its rows one after the other; collect them into a datasets.Dataset first")
 

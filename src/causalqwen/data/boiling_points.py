@@ -17,7 +17,7 @@ from causalqwen.numbers import find_numbers
 SENTENCE = "The boiling point of {name} ({formula}) is {value} K."
 PROMPT = "The boiling point of {name} ({formula}) is"
 SIZES = {"train": 3600, "validation": 700, "test": 900}
-"""Rows of the demo's parts of the table; the rows behind them (`split_by_entity`) come along."""
+"""Rows of the demo's parts of the table; the rows after them (`split_by_entity`) come along."""
 
 
 def boiling_points() -> list[dict[str, Any]]:

@@ -105,8 +105,8 @@ def decimals_of(
         if under := [mark for mark in ".," if _are_amounts(there, mark)]:
             possible[name] = under
     standing = {name for name in possible if not plain and not any(map(is_amount, table[name]))}
-    told = {under[0] for name, under in possible.items() if len(under) == 1 and name not in standing}
-    usual = of_all if of_all != "auto" else told.pop() if len(told) == 1 else "."
+    shown = {under[0] for name, under in possible.items() if len(under) == 1 and name not in standing}
+    usual = of_all if of_all != "auto" else shown.pop() if len(shown) == 1 else "."
     for name, under in possible.items():
         if name in standing and not (usual == "," in under and any(cell and "." in cell for cell in table[name])):
             continue

@@ -197,26 +197,26 @@ class TableReader:
         for name, column in known.items():
             for row, cell in enumerate(table[name], start=1):
                 if cell is not None and not _fits(cell, column.kind):
-                    told = f"expected a {column.kind}, as it was {fitted}, found {str(cell)[:40]!r}"
-                    raise ColumnError(f"column {name!r}, row {row}: {told}")
+                    expected = f"expected a {column.kind}, as it was {fitted}, found {str(cell)[:40]!r}"
+                    raise ColumnError(f"column {name!r}, row {row}: {expected}")
         return table
 
     def texts(self, table: Columns, *, exact: bool = False) -> list[str]:
-        """The text of each row, cut behind `characters`, with values as they are read (`Column.nearest`); `exact`: with the
+        """The text of each row, cut after `characters`, with values as they are read (`Column.nearest`); `exact`: with the
         numbers as they are, for a model that copies them."""
         if self.target is None:
             (column,) = self.columns
             return [written(cell)[: self.characters] if cell is not None else "?" for cell in table[column.name]]
         shown: list[list[str]] = [[] for _ in next(iter(table.values()), [])]
         for column in self.columns:
-            for told, cell in zip(shown, table[column.name] if column.kind != "constant" else (), strict=False):
+            for cells, cell in zip(shown, table[column.name] if column.kind != "constant" else (), strict=False):
                 near = cell if exact and column.kind == "number" else column.nearest(cell)[0]
-                told += [] if near is None else [f"{column.name}: {written(near)}"]
-        return [self.asked("; ".join(told)[: self.characters]) for told in shown]
+                cells += [] if near is None else [f"{column.name}: {written(near)}"]
+        return [self.asked("; ".join(cells)[: self.characters]) for cells in shown]
 
-    def asked(self, told: str) -> str:
+    def asked(self, text: str) -> str:
         """The text of a row, and the question for its number."""
-        return told if self.target is None else f"{told}; {self.target}:" if told else f"{self.target}:"
+        return text if self.target is None else f"{text}; {self.target}:" if text else f"{self.target}:"
 
     def outside(self, table: Columns) -> dict[str, np.ndarray]:
         """How far the values of each column lie outside those of the training rows, float64 [n] (`Column.nearest`); only of
@@ -260,8 +260,8 @@ def table_of(X: Any) -> Columns:
         pairs = [(str(name), list(cells)) for name, cells in X.items()]
     elif is_frame(X):
         named = [(name, f"x{name}" if isinstance(name, int) else str(name)) for name in X.columns]
-        _once([told for _, told in named])
-        pairs = [(told, list(X[name])) for name, told in named]
+        _once([name for _, name in named])
+        pairs = [(shown, list(X[name])) for name, shown in named]
     else:
         array = X if isinstance(X, np.ndarray) else np.asarray(X, dtype=object)
         return table_of(
@@ -269,8 +269,8 @@ def table_of(X: Any) -> Columns:
         )
     _once([name for name, _ in pairs])
     if len(lengths := {len(cells): name for name, cells in pairs}) > 1:
-        told = " and ".join(f"{length:,} in {name!r}" for length, name in lengths.items())
-        raise ColumnError(f"the columns have different numbers of rows: {told}")
+        counted = " and ".join(f"{length:,} in {name!r}" for length, name in lengths.items())
+        raise ColumnError(f"the columns have different numbers of rows: {counted}")
     return {name: _cells(name, cells) for name, cells in pairs}
 
 
@@ -406,8 +406,8 @@ def numbers_of(table: Columns, name: str, *, some: bool = False) -> list[Any]:
         worse = (row for row in wrong if not isinstance(cells[row], str) or number(cells[row]) is None)
         row = next(worse, wrong[0])
         shown = "nothing" if cells[row] is None else repr(str(cells[row])[:40])
-        told = f"expected a number{'' if some else ' to learn'}, found {shown}"
-        raise ColumnError(f"column {name!r}, row {row + 1}: {told}")
+        expected = f"expected a number{'' if some else ' to learn'}, found {shown}"
+        raise ColumnError(f"column {name!r}, row {row + 1}: {expected}")
     return [None if cell is None else float(cell) for cell in cells]
 
 
@@ -457,9 +457,9 @@ def _column(name: str, cells: Sequence[Any], is_text: bool, alone: bool) -> Colu
 
 
 @lru_cache(4096)
-def _spelled_alike(told: str, seen: tuple[str, ...]) -> str:
+def _spelled_alike(name: str, seen: tuple[str, ...]) -> str:
     """The one of the texts seen that is most alike, or the first one."""
-    return next(iter(get_close_matches(told, seen, 1)), seen[0])
+    return next(iter(get_close_matches(name, seen, 1)), seen[0])
 
 
 def _measured(name: str, kind: str, there: Sequence[float], missing: bool, place: int | None = None) -> Column:

@@ -76,7 +76,7 @@ def encode_rows(
         except ValueError as error:
             raise RowError(f"{row.place}, field {row.kind}: {error}") from None
         ids, values, digits = list(encoded["input_ids"]), list(encoded["numeric_values"]), encoded.digits[0]
-        if any(digits):  # behind a `<NUM>`, which has been learned as a value already
+        if any(digits):  # after a `<NUM>`, which has been learned as a value already
             learned = [label and not digit for label, digit in zip(learned or [True] * len(ids), digits, strict=True)]
         value_from = len(ids) if row.asks_number else 0
         if row.asks_number and row.value is not None:

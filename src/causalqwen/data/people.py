@@ -58,9 +58,9 @@ def people_of_rows(
     for row in rows:
         if row.individual is None:
             raise RowError(f"{row.place}, field individual: expected whose row it is")
-        kind, heard = _heard(row, processor)
+        kind, observed = _observed(row, processor)
         kinds.add(kind)
-        said.setdefault(row.individual, []).extend(heard)
+        said.setdefault(row.individual, []).extend(observed)
         others = {
             field: _plain(value) for field, value in row.fields.items() if field not in _SAID and value is not None
         }
@@ -74,7 +74,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float) else str(value)
 
 
-def _heard(row: Row, processor: Any) -> tuple[str, list[Observation | Choice]]:
+def _observed(row: Row, processor: Any) -> tuple[str, list[Observation | Choice]]:
     if row.kind == "prompt" and row.fields.get("chosen") is not None:
         options = row.fields.get("options")
         if not isinstance(options, list | tuple):

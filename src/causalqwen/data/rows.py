@@ -111,8 +111,10 @@ class Row:
                 before = processor.apply_chat_template(messages[:place], tokenize=False, add_generation_prompt=True)
                 through = processor.apply_chat_template(messages[: place + 1], tokenize=False)
                 if not whole.startswith(through) or not through.startswith(before):
-                    told = "the chat template does not write turns one after the other, so that none can be told apart"
-                    raise ValueError(told)
+                    reason = (
+                        "the chat template does not write turns one after the other, so that none can be told apart"
+                    )
+                    raise ValueError(reason)
                 answers.append((before, through))
         if not answers:
             raise ValueError("the assistant says nothing here, and with assistant_only_loss nothing else is learned")
@@ -141,7 +143,7 @@ def stream_rows(path: str | os.PathLike, *, values_required: bool = False) -> It
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file")
     if suffix_of(path) == ".parquet":
-        arrow_for(path)  # a missing library is told now, not with the first row
+        arrow_for(path)  # a missing library is named now, not with the first row
     return _stream(path, values_required)
 
 
@@ -175,7 +177,7 @@ def csv_rows(
     lines: Iterable[str], name: str, kind: type[ValueError] = RowError, delimiter: str = ","
 ) -> Iterator[dict[str, str]]:
     """The rows of a CSV by its header, blank lines skipped. An error of that kind names the file, and a row that has more or
-    fewer cells than the header, or behind which a quote stays open, or a column that is there twice."""
+    fewer cells than the header, or after which a quote stays open, or a column that is there twice."""
     reader, number = filter(None, csv.reader(lines, strict=True, delimiter=delimiter)), 0
     try:
         header = next(reader, [])
@@ -202,7 +204,7 @@ def lines_of(file: Iterator[str], path: Path) -> Iterator[str]:
 
 
 def _placed_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """The lines of a text file that are not blank, each behind its place ("asked.jsonl, row 3")."""
+    """The lines of a text file that are not blank, each after its place ("asked.jsonl, row 3")."""
     with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(lines_of(file, path), start=1):
             if line.strip():
@@ -266,8 +268,8 @@ def check_row(fields: Any, place: str, *, values_required: bool = False) -> Row:
     fields = {name: _plain(cell, name) for name, cell in fields.items()}
     kinds = [kind for kind in ("text", "prompt", "messages", "question") if fields.get(kind) is not None]
     if len(kinds) != 1:
-        told = f"found {', '.join(kinds)}" if kinds else f"found {', '.join(fields) or 'no fields'}"
-        raise RowError(f"{place}: expected exactly one of the fields text, prompt, messages and question; {told}")
+        found = f"found {', '.join(kinds)}" if kinds else f"found {', '.join(fields) or 'no fields'}"
+        raise RowError(f"{place}: expected exactly one of the fields text, prompt, messages and question; {found}")
     kind = kinds[0]
     if kind == "messages":
         _check_messages(fields["messages"], place)
@@ -283,8 +285,8 @@ def check_row(fields: Any, place: str, *, values_required: bool = False) -> Row:
         if not isinstance(given, str | int | None) or isinstance(given, bool) or given == "":
             raise RowError(f"{place}, field {name}: expected a name, found {_shown(given)}")
     if kind == "prompt" and values_required and fields.get("value") is None:
-        told = f"a prompt needs the value that follows it here; found {', '.join(fields)}"
-        raise RowError(f"{place}, field value: {told}")
+        reason = f"a prompt needs the value that follows it here; found {', '.join(fields)}"
+        raise RowError(f"{place}, field value: {reason}")
     return Row(kind, place, fields)
 
 

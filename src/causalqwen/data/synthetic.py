@@ -40,9 +40,11 @@ def choices(count: int, seed: int = 0) -> list[dict[str, Any]]:
     for _ in range(count):
         chosen = chance.sample(QUANTITIES, chance.randint(2, 3))
         values = [round(chance.uniform(0, 100), chance.randint(0, 2)) for _ in chosen]
-        told = [statement.format(value=f"{value:g}") for (statement, _), value in zip(chosen, values, strict=True)]
+        statements = [
+            statement.format(value=f"{value:g}") for (statement, _), value in zip(chosen, values, strict=True)
+        ]
         asked = chance.randrange(len(chosen))
-        rows.append({"context": " ".join(told), "question": chosen[asked][1], "answer": values[asked]})
+        rows.append({"context": " ".join(statements), "question": chosen[asked][1], "answer": values[asked]})
     return rows
 
 

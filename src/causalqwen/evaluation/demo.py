@@ -14,7 +14,7 @@ from causalqwen.data.texts import speech_paragraphs
 from causalqwen.evaluation.evaluate import evaluate, write_metrics
 from causalqwen.evaluation.page import example_rows, write_page
 from causalqwen.evaluation.plots import value_figures
-from causalqwen.evaluation.quick import HEARD, OPENINGS, clear_model, other_world, people
+from causalqwen.evaluation.quick import OBSERVED, OPENINGS, clear_model, other_world, people
 from causalqwen.modeling import DEFAULT_BACKBONE, CausalQwenForCausalLM
 from causalqwen.modeling.backbones import resolve_device
 from causalqwen.modeling.grafting import compare_with_backbone, prove
@@ -57,7 +57,7 @@ def run_demo(
 
     say("5/6 three people, and what one would have said")
     shown: dict[str, Any] = {"people": people(model), "openings": OPENINGS}
-    shown |= {"world": other_world(model), "heard": " ".join(HEARD)}
+    shown |= {"world": other_world(model), "observed": " ".join(OBSERVED)}
 
     say("6/6 the report")
     metrics["seconds"] = time.perf_counter() - started

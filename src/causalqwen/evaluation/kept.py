@@ -45,13 +45,13 @@ def write_kept(output: Path, answers: Answers, *, resume: bool) -> int:
             raises: the rows before stay kept, if there are any.
     """
     part, note = (output.with_name(f"{output.name}.part.{kind}") for kind in ("jsonl", "json"))
-    told = json.dumps(answers.options)
+    options = json.dumps(answers.options)
     if part.exists() and not resume:
         raise ValueError(f"{part} holds an unfinished run; resume it, or remove that file")
-    if part.exists() and note.read_bytes() != told.encode():
+    if part.exists() and note.read_bytes() != options.encode():
         raise ValueError(f"{part} belongs to another model or other options; it cannot be resumed with these")
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_text(note, told)
+    write_text(note, options)
     count = _take_up(part, answers) if part.exists() else 0
     try:
         bar = tqdm(total=answers.total, initial=count, desc=answers.doing, unit="row")
@@ -76,7 +76,7 @@ def write_kept(output: Path, answers: Answers, *, resume: bool) -> int:
 
 
 def _take_up(part: Path, answers: Answers) -> int:
-    """How many rows of `part` stand, in whole batches; what lies behind them is cut off, and `source` moves to the next one."""
+    """How many rows of `part` stand, in whole batches; what lies after them is cut off, and `source` moves to the next one."""
     with part.open("rb+") as file:
         complete = sum(line.endswith(b"\n") for line in file)
         whole = complete - complete % answers.batch_size

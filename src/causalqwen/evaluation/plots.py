@@ -57,8 +57,8 @@ def draw_predicted(axis: Axes, values: np.ndarray, columns: np.ndarray, unit: st
     frame = low, high = near.min() - margin, near.max() + margin
     axis.plot(frame, frame, color="black", lw=0.8)
     hidden = int(((values < low) | (values > high)).sum())
-    told = f" ({hidden} of {len(values)} numbers lie outside the frame)" if hidden else ""
-    axis.set(xlim=frame, ylim=frame, xlabel=f"observed, {unit}{told}")
+    outside = f" ({hidden} of {len(values)} numbers lie outside the frame)" if hidden else ""
+    axis.set(xlim=frame, ylim=frame, xlabel=f"observed, {unit}{outside}")
     axis.set_ylabel(f"predicted median, {unit}, and {level:.0%} interval")
     axis.legend(frameon=False, loc="upper left")
 

@@ -1,4 +1,4 @@
-"""What each observation told about somebody, and a page about one individual: where they lie among others, what told so, and
+"""What each observation says about somebody, and a page about one individual: where they lie among others, what shows it, and
 what they favour (theory 3.12, 3.14, 3.15)."""
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from causalqwen.modeling.worlds import LEVEL
 from causalqwen.numbers import ValueLaw
 from causalqwen.numbers.rendering import brief
 
-_COORDINATES, _VALUES, _HEARD = 20, 12, 40
+_COORDINATES, _VALUES, _EVIDENCE = 20, 12, 40
 """How many of each a page shows."""
 
 
 @dataclass(frozen=True)
-class Heard:
-    """One observation: what was asked and said, of what kind, and log p(it | who) - log p(it | nobody), in nats.
+class Evidence:
+    """One observation: what was asked and said, of what kind, and log p(it | who) - log p(it | average), in nats.
 
     own, nobodys: of a choice the probability that each gives it, of a number its median and interval; empty for words.
     """
@@ -39,19 +39,19 @@ class Heard:
 
 
 @torch.no_grad()
-def what_each_told(
+def evidence_of_each(
     model: CausalQwenForCausalLM, individual: Individual, observations: Sequence[Observation | Choice]
-) -> list[Heard]:
-    """Each of the observations, those first that told most. For an individual who knows numbers alone, words told nothing."""
+) -> list[Evidence]:
+    """Each of the observations, those first that say most. For an individual inferred from numbers alone, words say nothing."""
     words_count = not (individual.is_inferred and individual.knows_values)
     found = []
     for said in observations:
-        hear: Any = _hear_choice if isinstance(said, Choice) else _hear_text
-        found.append(hear(model, individual, said, words_count))
-    return sorted(found, key=lambda heard: -abs(heard.gain))
+        evidence_of: Any = _of_choice if isinstance(said, Choice) else _of_text
+        found.append(evidence_of(model, individual, said, words_count))
+    return sorted(found, key=lambda evidence: -abs(evidence.gain))
 
 
-def _hear_choice(model: CausalQwenForCausalLM, individual: Individual, choice: Choice, words_count: bool) -> Heard:
+def _of_choice(model: CausalQwenForCausalLM, individual: Individual, choice: Choice, words_count: bool) -> Evidence:
     taken = choice.options.index(choice.chosen)
 
     def log_p(who: Individual) -> float:
@@ -61,13 +61,13 @@ def _hear_choice(model: CausalQwenForCausalLM, individual: Individual, choice: C
     nobodys = log_p(Individual.nobody(len(individual.factor)))
     own = log_p(individual) if words_count else nobodys
     chances = (f"{torch.tensor(at).exp().item():.0%}" for at in (own, nobodys))
-    return Heard(choice.prompt, choice.chosen, "choice", own - nobodys, *chances)
+    return Evidence(choice.prompt, choice.chosen, "choice", own - nobodys, *chances)
 
 
-def _hear_text(model: CausalQwenForCausalLM, individual: Individual, said: Observation, words_count: bool) -> Heard:
+def _of_text(model: CausalQwenForCausalLM, individual: Individual, said: Observation, words_count: bool) -> Evidence:
     contexts = contexts_of(model, [said]) if individual.voice is None else windows_of(model, [said])[0]
     if not contexts:  # a single token that nothing comes before
-        return Heard(said.prompt, said.text.strip(), "words", 0.0)
+        return Evidence(said.prompt, said.text.strip(), "words", 0.0)
     read = read_contexts(model, contexts)
     numbers, is_number = value_evidence(model, read), read.targets == model.config.num_token_id
     g = individual.normal.to(model.device)
@@ -80,10 +80,10 @@ def _hear_text(model: CausalQwenForCausalLM, individual: Individual, said: Obser
             tokens = token_evidence(model, read_contexts(model, contexts, individual.voice))
         gain += (tokens.each(g) - nobodys.each(nobody)).sum().item()
     if len(numbers) != 1 or not bool(is_number.all()):
-        return Heard(said.prompt, said.text.strip(), "words", gain)
+        return Evidence(said.prompt, said.text.strip(), "words", gain)
     features = read.features[is_number]
     laws = (model.predict_values(features, who)[0] for who in (individual, None))
-    return Heard(said.prompt, said.text.strip(), "number", gain, *map(_median_and_interval, laws))
+    return Evidence(said.prompt, said.text.strip(), "number", gain, *map(_median_and_interval, laws))
 
 
 def _median_and_interval(law: NumberPrediction) -> str:
@@ -92,14 +92,14 @@ def _median_and_interval(law: NumberPrediction) -> str:
 
 
 def _moved_values(said: Sequence[Sequence[Said]]) -> list[tuple[str, Said]]:
-    """The values of texts, those first that moved furthest beside their noise, each behind what stands before it."""
-    told = [
+    """The values of texts, those first that moved furthest beside their noise, each after what stands before it."""
+    moved = [
         ("".join(earlier.text for earlier in text[max(place - 12, 0) : place]), piece)
         for text in said
         for place, piece in enumerate(text)
         if piece.own is not None and piece.nobodys is not None
     ]
-    return sorted(told, key=lambda moved: -abs(moved[1].own.loc - moved[1].nobodys.loc) / moved[1].own.scale)
+    return sorted(moved, key=lambda pair: -abs(pair[1].own.loc - pair[1].nobodys.loc) / pair[1].own.scale)
 
 
 def write_portrait(
@@ -108,10 +108,10 @@ def write_portrait(
     individual: Individual,
     texts: Sequence[str],
     beside: Sequence[tuple[str, Individual]] = (),
-    heard: Sequence[Observation | Choice] = (),
+    observed: Sequence[Observation | Choice] = (),
 ) -> None:
-    """Write the page of an individual abducted from texts, and from the answers and choices that were `heard`, among others; it
-    appears by rename.
+    """Write the page of an individual abducted from texts, and from the answers and choices that were `observed`, among others;
+    it appears by rename.
 
     Raises ValueError for somebody of another size, by name.
     """
@@ -129,7 +129,7 @@ def write_portrait(
         posterior = NumberPrediction(normal[at].item(), width, None, ValueLaw(family="gaussian"))
         coordinates.append(number_row(str(at), 0.0, posterior))
     said, evidence = what_told(model, texts, individual) if texts else ([], ())
-    each = what_each_told(model, individual, heard)
+    each = evidence_of_each(model, individual, observed)
     favoured = favoured_tokens(model, evidence, individual) if evidence and len(evidence[0]) else ([], [])
     moved = _moved_values(said)
     write_page(
@@ -142,9 +142,9 @@ def write_portrait(
             "favoured": [vars(token) for token in favoured[0]], "avoided": [vars(token) for token in favoured[1]],
         },
         numbers=[
-            number_row(f"… {before}", piece.value, piece.own, f"nobody's median {brief(piece.nobodys.median)}")
+            number_row(f"… {before}", piece.value, piece.own, f"the average's median {brief(piece.nobodys.median)}")
             for before, piece in moved[:_VALUES]
         ],
         of_numbers=len(moved),
-        each=each[:_HEARD], of_each=len(each), gained_each=sum(told.gain for told in each),
+        each=each[:_EVIDENCE], of_each=len(each), gained_each=sum(evidence.gain for evidence in each),
     )  # fmt: skip

@@ -35,10 +35,10 @@ ASKED: dict[str, Any] = {"name": "toluene", "formula": "C7H8", "kelvin": 383.78}
 OPENINGS = ("When I was a child, my grandmother", "The best thing about a small town is")
 """Prompts on which a small model speaks sensibly."""
 
-HEARD = ("My friends, we have come a long way together.", "My friends, let us go on.")
+OBSERVED = ("My friends, we have come a long way together.", "My friends, let us go on.")
 SAID = Observation(" and we shall not turn back now.", prompt="We have come a long way,")
 EDITED = "They have come a long way,"
-"""What a speaker was heard saying, what is asked about, and the prompt in whose place another one is put."""
+"""What a speaker said before, what is asked about, and the prompt in whose place another one is put."""
 
 
 def people(
@@ -56,9 +56,9 @@ def people(
 
 
 def other_world(model: CausalQwenForCausalLM) -> dict[str, str]:
-    """`said` behind `prompt` (`SAID`), and what its speaker, inferred from `HEARD`, would have said: `unchanged` with nothing
-    changed, `edited` behind `edited_prompt`. The noise that explains the text is kept: nothing changed gives it back."""
-    speaker = model.abduct(list(HEARD), name="the speaker")
+    """`said` after `prompt` (`SAID`), and what its speaker, inferred from `OBSERVED`, would have said: `unchanged` with nothing
+    changed, `edited` after `edited_prompt`. The noise that explains the text is kept: nothing changed gives it back."""
+    speaker = model.abduct(list(OBSERVED), name="the speaker")
     edits = [Intervention(), Intervention(prompt=EDITED)]
     (unchanged,), (edited,) = model.counterfactual_samples(SAID, edits, individual=speaker)
     made = {"unchanged": unchanged.text, "edited_prompt": EDITED, "edited": edited.text}
@@ -118,7 +118,7 @@ def quick_demo(
     world = other_world(model)
     same = "the same words" if world["unchanged"] == world["said"] else "{prompt}{unchanged}".format(**world)
     lines = [
-        f"Somebody who was heard saying {' '.join(HEARD)!r} says:",
+        f"Somebody who said {' '.join(OBSERVED)!r} says:",
         "{prompt}{said}".format(**world),
         f"With nothing changed, and the noise kept that explains it: {same}",
         "With another beginning, and all else kept: {edited_prompt}{edited}".format(**world),
@@ -145,8 +145,8 @@ def _learn_a_number(model: CausalQwenForCausalLM, output: Path) -> tuple[dict[st
     metrics = train(model, rows["train"], rows["validation"], output / "model")
     asked = PROMPT.format(**ASKED)
     (prediction,) = model.predict_number(asked)
-    told = {"prompt": asked} | describe(prediction, ASKED["kelvin"])
-    return {"prediction": told, "median_error": metrics["median_error"]}, [
+    described = {"prompt": asked} | describe(prediction, ASKED["kelvin"])
+    return {"prediction": described, "median_error": metrics["median_error"]}, [
         f"Learned just now from {len(rows['train'])} sentences such as: {sentence(parts['train'][0])}",
         f"{asked} {brief(prediction.median)} K. {in_intervals(prediction)}. It is {brief(ASKED['kelvin'])} K.",
         *sketch(prediction).splitlines(),
@@ -164,10 +164,10 @@ def clear_model(folder: Path) -> None:
 
 def _part(title: str, *lines: str) -> str:
     """Lines are wrapped, but for pictures and for what is to be copied."""
-    told = (
+    wrapped = (
         f"   {line}"
         if line.startswith((" ", "causalqwen generate", "causalqwen explore"))
         else fill(line, 100, initial_indent="   ", subsequent_indent="     ")
         for line in lines
     )
-    return "\n".join([title, *told, ""])
+    return "\n".join([title, *wrapped, ""])

@@ -41,11 +41,11 @@ def survey_file(
     if population.numbers is not None:
         people.update(population.numbers.numpy().tobytes())
     people.update(repr((list(population.names), dict(population.facts), population.evidence)).encode())
-    told = [dataclasses.asdict(question) for question in asked.questions]
+    listed = [dataclasses.asdict(question) for question in asked.questions]
     options = {
         "model": fingerprint(model),
         "people": people.hexdigest(),
-        "questions": told,
+        "questions": listed,
         "draws": draws,
         "seed": seed,
     }
@@ -79,7 +79,7 @@ class TableSurvey:
 
         names = table.column("person").to_pylist()
         if unknown := [name for name in names if name not in self.places]:
-            raise ValueError(f"nobody of the population is called {unknown[0]!r}")
+            raise ValueError(f"no individual of the population is called {unknown[0]!r}")
         draws = table.column("draw").to_pylist() if "draw" in table.column_names else [0] * len(names)
         items = zip((self.places[name] for name in names), draws, strict=True)
         return pa.Table.from_pylist(self.survey.rows(list(items)))

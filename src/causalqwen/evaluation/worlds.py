@@ -42,18 +42,18 @@ def segments(before: str, after: str, numbers: Sequence[WorldNumber] = ()) -> li
 def mark_changes(before: str, after: str, numbers: Sequence[WorldNumber] = ()) -> str:
     """The same as one line of text: what is gone in [-...-], what is new in {+...+}, as in a word diff.
 
-    Behind each number its interval, in parentheses.
+    After each number its interval, in parentheses.
     """
     marks = {"same": ("", ""), "gone": ("[-", "-]"), "new": ("{+", "+}")}
-    told, kind = "", "same"
+    written, kind = "", "same"
     for segment in segments(before, after, numbers):
         if segment.kind != kind:
-            told, kind = told + marks[kind][1] + marks[segment.kind][0], segment.kind
-        told += segment.text + (f" ({segment.number})" if segment.number else "")
-    return told + marks[kind][1]
+            written, kind = written + marks[kind][1] + marks[segment.kind][0], segment.kind
+        written += segment.text + (f" ({segment.number})" if segment.number else "")
+    return written + marks[kind][1]
 
 
-Told = tuple[World, list[WorldNumber]]
+Predicted = tuple[World, list[WorldNumber]]
 """A world and its numbers."""
 
 
@@ -62,7 +62,7 @@ def write_worlds(
     observed: Observation,
     interventions: Sequence[Intervention],
     people: Sequence[tuple[str, Individual]],
-    worlds: Sequence[Sequence[Sequence[Told]]],
+    worlds: Sequence[Sequence[Sequence[Predicted]]],
     noise: str,
 ) -> None:
     """Write the page of individuals by interventions; it appears by rename.
@@ -81,7 +81,9 @@ def write_worlds(
         cells = []
         for label, cell in zip(labels, of_person, strict=True):
             texts = _distinct(cell)
-            cells.append([{"pieces": segments(observed.text, *told), "times": times} for told, times in texts])
+            cells.append(
+                [{"pieces": segments(observed.text, *predicted), "times": times} for predicted, times in texts]
+            )
             numbers += [
                 (place, number_row(f"{name} · {label} · {place + 1}", number.value, number.law, times))
                 for (_, of_text), times in texts
@@ -103,12 +105,12 @@ def _what_is_set(edit: Intervention) -> list[str]:
     lines = {place: f"“{text}”" for place, text in edit.tokens.items()}
     lines |= {place: f"do({figure(value, 12)})" for place, value in edit.values.items()}
     speaker = [] if edit.model is None else [f"spoken by {Path(edit.model.name_or_path).name}"]
-    return [*speaker, *(f"behind {place} tokens: {lines[place]}" for place in sorted(lines))]
+    return [*speaker, *(f"after {place} tokens: {lines[place]}" for place in sorted(lines))]
 
 
-def _distinct(cell: Sequence[Told]) -> list[tuple[tuple[str, list[WorldNumber]], str]]:
+def _distinct(cell: Sequence[Predicted]) -> list[tuple[tuple[str, list[WorldNumber]], str]]:
     """The different texts of a cell in their order, each with its numbers, and in how many of several worlds it stands."""
     first = {world.text: numbers for world, numbers in reversed(cell)}
     times = Counter(world.text for world, _ in cell)
-    told = f" of {len(cell)} worlds" if len(cell) > 1 else ""
-    return [((text, first[text]), told and f"{count}{told}") for text, count in times.items()]
+    of_all = f" of {len(cell)} worlds" if len(cell) > 1 else ""
+    return [((text, first[text]), of_all and f"{count}{of_all}") for text, count in times.items()]

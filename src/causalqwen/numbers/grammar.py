@@ -71,7 +71,7 @@ class _Scanner:
         self.may_hold = re.compile("" if "english" in self.kinds else f"[0-9０-９{hints}]").search
 
     def value_of(self, form: str, written: str) -> float:
-        """Marks between thousands leave the digits, but not the words behind them, and the decimal mark becomes a point."""
+        """Marks between thousands leave the digits, but not the words after them, and the decimal mark becomes a point."""
         lead = _lead(written)[0]
         is_negative = written[-1] == "-" or bool(lead and _MINUS.search(lead))
         try:
@@ -81,7 +81,7 @@ class _Scanner:
         return -value if is_negative else value
 
     def _size_of(self, form: str, written: str) -> float:
-        """The value of what stands behind the sign."""
+        """The value of what stands after the sign."""
         if form == "fraction":
             return fraction_value(written)
         if form in ("english", "scaled"):
@@ -162,14 +162,14 @@ def readable(text: str) -> str:
     return _TEX.sub(lambda tex: tex[0].replace("$", "\0"), alike) if alike.count("$") > 1 else alike
 
 
-def _second_of_two(text: str, behind: int, start: int, end: int, sign: str) -> bool:
+def _second_of_two(text: str, before: int, start: int, end: int, sign: str) -> bool:
     """Whether the sign at `start` stands between two numbers of one unit, 100元-200元, 5 minus 3, and is none."""
-    unit = text[behind:start] if sign == "-" else text[behind:start].rstrip(" ")
+    unit = text[before:start] if sign == "-" else text[before:start].rstrip(" ")
     return not unit or (bool(_UNIT.fullmatch(unit)) and text.startswith(unit, end))
 
 
 def beside(text: str, start: int, end: int) -> tuple[str, str]:
-    """What stands before and behind the number at `text[start:end]` and is its unit, with the space between: "", " K"."""
+    """What stands before and after the number at `text[start:end]` and is its unit, with the space between: "", " K"."""
     after = AFTER.match(text, end)
     if after and after.group()[0] != " ":
         return "", after.group()
@@ -203,5 +203,5 @@ def unit_of(before: str, after: str) -> str:
 
 
 def _end_of_range(span: NumberSpan, unit: str) -> NumberSpan:
-    """3 of 3-4 km: both ends count what stands behind the second."""
+    """3 of 3-4 km: both ends count what stands after the second."""
     return span._replace(kind="range" if span.kind == "number" else span.kind, unit=span.unit or unit)

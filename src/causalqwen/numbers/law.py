@@ -1,4 +1,4 @@
-"""The law of a value in the data's units: a stable law behind a monotone transform (theory 3.8)."""
+"""The distribution of a value in the data's units: a stable law after a monotone transform (theory 3.8)."""
 
 import itertools
 import math
@@ -33,7 +33,7 @@ PARTS = 64
 """How many equal parts an atom counts in where levels are fitted (`ValueLaw.spread_levels`)."""
 
 LEVELS = (0.5, 0.8, 0.9)
-"""Central levels at which intervals and their coverage are told."""
+"""Central levels at which intervals and their coverage are reported."""
 
 FEWEST_OF_CLASS = 99
 """The fewest values of a class that has levels of its own: so many that the outermost below 100%, 0.99, was observed."""

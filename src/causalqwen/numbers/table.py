@@ -36,7 +36,7 @@ MONEY = rf"{SIGNS}|\b(?:{CODES}|{OTHER_CODES})\b|{_HAN_MONEY}"
 MONEY_BEHIND = rf"{MONEY}|{_BEHIND}"
 _WORDS = "(?:dollar|euro|pound|franc|rupee|peso|buck|yuan|yen|won|rand)s?"
 IN_MONEY = rf"[KkMmBbTt](?=[ ]?(?:{MONEY_BEHIND})|[ ](?:[A-Z]\w+[ ])?{_WORDS}\b)"
-"""A magnitude that money behind it tells: 85K USD, 85K dollars."""
+"""A magnitude that money after it tells: 85K USD, 85K dollars."""
 MONEY_BEFORE = rf"{MONEY}|\b(?:{ABBREVIATIONS}|R)"
 
 SIGNED_MONEY = rf"(?:[A-Z]{{1,3}})?{SIGNS}[ ]?|(?:{CODES}|{ABBREVIATIONS})[ ]?|(?:{OTHER_CODES}|R)[ ]?"
@@ -52,7 +52,7 @@ AFTER_MONEY = "|".join(
     for gap in ("", " ", "[+–-]", " [+–-]")
     for before in (SIGNS, rf"(?:{CODES}|{OTHER_CODES})", r"\bR", *(one.replace(".", r"\.") for one in _BEFORE))
 )
-"""Where an amount begins behind what marks it as money."""
+"""Where an amount begins after what marks it as money."""
 
 # ---- units, dates, numerals ------------------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ _HAN_UNITS = r"公里|千米|厘米|毫米|米|公斤|千克|毫克|克|吨|升|
 LEAD = re.compile(rf"(负|零下|(?i:minus|negative)[ ]|[+–-])?\(?({SIGNED_MONEY})?[+–-]?\(?")
 """What may stand in a number before its first digit: a sign, and money."""
 AFTER = re.compile(rf"[ ]?(?![\s\d,.;:|)\]-])(%|‰|°[CF]?|℃|℉|{_HAN_UNITS}|(?!(?<= )(?:in|A|d)\b){_UNITS})", re.ASCII)
-"""A unit behind a number; after a space, "in", "A" and "d" are words."""
+"""A unit after a number; after a space, "in", "A" and "d" are words."""
 BEFORE = re.compile(rf"(百分之|{MONEY_BEFORE})[ ]?\Z", re.ASCII)
 """A unit before a number."""
 
@@ -311,7 +311,7 @@ def table(rules: NumberRules) -> list[tuple[str, list[tuple[str, str]]]]:
         ("chinese", rf"{digits}{myriads}"),  # 3.5万, 2亿, 3万5千, 1万5000
     ]
     numbers = [
-        ("", name),  # 1,2-dichloroethane, 2-(2-methoxy)ethanol, 5-year: digits, a hyphen, and a name behind it
+        ("", name),  # 1,2-dichloroethane, 2-(2-methoxy)ethanol, 5-year: digits, a hyphen, and a name after it
         # 3D, 1st, 4x4
         ("", rf"0x[0-9A-Fa-f]+|\d[\d.]{{0,63}}(?=[{_LETTER}])(?!{_UNITS})(?![eE][+–-]?\d)[{_LETTER}]\w*"),
         ("", ungrouped),

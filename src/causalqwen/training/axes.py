@@ -31,7 +31,7 @@ def numbers_learned(examples: Iterable[Example], num_token_id: int) -> Iterator[
 
 
 def certain_contexts(examples: Iterable[Example], num_token_id: int) -> set[tuple[int, ...]]:
-    """Words behind which these rows have always the same number: it is certain from them, part of a template. None, where
+    """Words after which these rows have always the same number: it is certain from them, part of a template. None, where
     nothing else is learned."""
     counts: defaultdict[tuple[int, ...], Counter[float]] = defaultdict(Counter)
     for words, value in numbers_learned(examples, num_token_id):

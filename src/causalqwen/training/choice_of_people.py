@@ -154,14 +154,15 @@ class ChoiceOfPeople:
         that is taken up keeps what it chose."""
         kept = self.work / CHOICE
         if ranks.from_main(kept.exists()):
-            told = json.loads(kept.read_text(encoding="utf-8"))["chosen"]
+            chosen = json.loads(kept.read_text(encoding="utf-8"))["chosen"]
             about, tensors = load_tensors(self.work / PEOPLE, "people held out")
             columns = [name for name in HeldPerson.__annotations__ if name != "name"]
             people = tuple(
                 HeldPerson(name, **{column: tensors[f"{column} {place}"] for column in columns})
                 for place, name in enumerate(about["names"])
             )
-            return Tried(told["value_family"], told["axis"], np.array([told["score"]]), told["share_of_passes"], people)
+            score, share = np.array([chosen["score"]]), chosen["share_of_passes"]
+            return Tried(chosen["value_family"], chosen["axis"], score, share, people)
         axes, own = self.axes(), self.model.config.value_family
         families = FAMILIES if is_open(self.model, "value_family") else (own,)
         rows, held = self.folds[0]
@@ -317,9 +318,9 @@ class ChoiceOfPeople:
             }
             names = [person.name for person in best.people]
             save_tensors(self.work / PEOPLE, "people held out", {"names": names}, of_people)
-            told = {"chosen": best.to_dict(), "tried": [one.to_dict() for one in self.known]}
+            choice = {"chosen": best.to_dict(), "tried": [one.to_dict() for one in self.known]}
             for folder in (self.work, self.work.parent):
-                write_text(folder / CHOICE, json.dumps(told, indent=1) + "\n")
+                write_text(folder / CHOICE, json.dumps(choice, indent=1) + "\n")
 
 
 def _rows(examples: Sequence[Example], people: list[list[int]]) -> Sequence[Example]:

@@ -169,8 +169,8 @@ class KernelRidge:
             y = forward(values)
             for solution in self._solutions(y):
                 spread = np.quantile((y - solution.left_out)[counted], _TRIED_LEVELS)
-                told = (inverse(solution.left_out[:, None] + spread) / units[:, None])[counted]
-                errors = _crps(true, told), _crps(common(true), common(told))
+                predicted = (inverse(solution.left_out[:, None] + spread) / units[:, None])[counted]
+                errors = _crps(true, predicted), _crps(common(true), common(predicted))
                 found[sum(np.log(max(error, 1e-300)) for error in errors)] = name, solution
         return found[min(found)]
 
@@ -261,8 +261,8 @@ class BlockKernel:
     def _kernel(self, x: np.ndarray, kept: np.ndarray) -> np.ndarray:
         """k [n, m] of rows x [n, R] and those that are kept [m, R]."""
         reader = KernelReader(0, 0, [*self.blocks], 0, self.shape._asdict())
-        told = np.repeat(reader.used, self.blocks)
-        made: np.ndarray = reader.kernels(torch.from_numpy(x), torch.from_numpy(kept[:, told])).numpy()
+        used = np.repeat(reader.used, self.blocks)
+        made: np.ndarray = reader.kernels(torch.from_numpy(x), torch.from_numpy(kept[:, used])).numpy()
         return made + np.float32(self.constant)
 
     @property

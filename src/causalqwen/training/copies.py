@@ -19,20 +19,20 @@ _ERRORS = 3
 _STEPS, _PENALTY, _FOLDS = 200, 1e-3, 5
 
 
-def say_again(examples: Sequence[Example], num_token_id: int) -> bool:
+def values_repeat_context(examples: Sequence[Example], num_token_id: int) -> bool:
     """Whether values stand in their contexts more often than by chance, which is how often they stand in those of other rows
-    with as many numbers: said - by_chance > 3 sqrt(said + by_chance)."""
+    with as many numbers: repeated - by_chance > 3 sqrt(repeated + by_chance)."""
     places = [numbers_of(example, num_token_id) for example in examples]
     standing = [[example.numeric_values[at] for at in of] for example, of in zip(examples, places, strict=True)]
     order = sorted(np.random.default_rng(0).permutation(len(examples)).tolist(), key=lambda row: len(standing[row]))
-    said = by_chance = 0
+    repeated = by_chance = 0
     for row, another in zip(order, [*order[-1:], *order[:-1]], strict=True):
         other = standing[another][:-1]
         for count, at in enumerate(places[row]):
             value = examples[row].numeric_labels[at]
-            said += value in standing[row][:count]
+            repeated += value in standing[row][:count]
             by_chance += value in other[:count]
-    return said - by_chance > _ERRORS * math.sqrt(said + by_chance)
+    return repeated - by_chance > _ERRORS * math.sqrt(repeated + by_chance)
 
 
 def fit_copying(

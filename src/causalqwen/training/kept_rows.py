@@ -76,7 +76,7 @@ class KeptRows:
 
     def read_block(self, block: Block, title: str = "reading rows") -> None:
         """Read these rows and keep them."""
-        if any(example.positions != 1 for example in block.values()):  # the facts behind it would be another row's
+        if any(example.positions != 1 for example in block.values()):  # the facts after it would be another row's
             raise ValueError("a row's text holds nothing to predict a number from")
         store = FactStore.build(self.model, list(block.values()), self.folder, title=title, rest=False)
         part = store.folder / f"{_ROWS}.part-{os.getpid()}.npy"

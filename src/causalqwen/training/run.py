@@ -35,7 +35,7 @@ from causalqwen.training.axes import (
     set_levels,
 )
 from causalqwen.training.choice_of_people import EVALUATIONS, ChoiceOfPeople, apply, choosing, is_open
-from causalqwen.training.copies import say_again
+from causalqwen.training.copies import values_repeat_context
 from causalqwen.training.features import FactStore, update_with_rows
 from causalqwen.training.held_out import FEWEST_HELD, hold_out, rows_together
 from causalqwen.training.levels_of_people import (
@@ -104,7 +104,7 @@ def learn(
     """Train `model` in place; what was learned is in it alone.
 
     Where there are no evaluation rows, some of the training rows take their place (`hold_out`), if values are learned and there
-    is something to choose or `recalibrate`. `say` is told what is chosen. Kept facts, checkpoints and `metrics.jsonl` go to
+    is something to choose or `recalibrate`. `say` gets what is chosen. Kept facts, checkpoints and `metrics.jsonl` go to
     `output` as the run goes on. A killed run is taken up with `resume=True` and the same settings, and then comes to the same
     weights.
 
@@ -294,7 +294,7 @@ def _read_whole(run: Run, certain: set[tuple[int, ...]], held_out_here: bool, sa
     """Read values from the whole backbone in closed form. The scores are those of a fit to the training rows alone; in the end
     rows that were held out here are learned from too."""
     model, started = run.model, time.perf_counter()
-    copies = say_again(run.train_examples, model.config.num_token_id)
+    copies = values_repeat_context(run.train_examples, model.config.num_token_id)
     again = {"copy_numbers": copies} if is_open(model, "copy_numbers") or model.value_kernel is not None else {}
     renew_values(model, value_kernel=None, **again)
     model.reads_backbone = blocks_of(model)
@@ -317,7 +317,7 @@ def _read_whole(run: Run, certain: set[tuple[int, ...]], held_out_here: bool, sa
 
 
 def _hold_out(run: Run, certain: set[tuple[int, ...]], say: Say) -> tuple[Run, LearnedNumbers]:
-    """The run with some of its training rows as evaluation rows, and the numbers of the others; `say` is told how many."""
+    """The run with some of its training rows as evaluation rows, and the numbers of the others; `say` gets how many."""
     count = len(run.train_examples)
     rest, held = hold_out(run.train_examples, run.settings.seed)
     if len(held):

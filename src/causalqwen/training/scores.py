@@ -171,7 +171,7 @@ def joint_losses(
     features, values, losses = facts.tensor("features"), torch.from_numpy(facts.values[at]), np.empty(len(at))
     was_training = model.training
     model.eval()
-    ends = np.flatnonzero(np.diff(whose[order], append=people)) + 1  # behind each one's
+    ends = np.flatnonzero(np.diff(whose[order], append=people)) + 1  # after each person's
     begins = np.concatenate([[0], ends[:-1]])
     last = np.concatenate(
         [[*range(first + _OF_ONE, end, _OF_ONE), end] for first, end in zip(begins, ends, strict=True)]

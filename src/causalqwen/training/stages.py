@@ -209,17 +209,19 @@ def _lean_on_people(model: CausalQwenForCausalLM, store: FactStore, rows: FactRo
     for person, of_person in enumerate(rows.groups[: rows.people]):
         owners[of_person] = person
     people = np.repeat(owners, np.diff(store.offsets))
-    told: Any = store.facts.learned & (people >= 0)
-    if (np.bincount(people[told]) > 1).sum() < _FEWEST_PEOPLE:
+    known: Any = store.facts.learned & (people >= 0)
+    if (np.bincount(people[known]) > 1).sum() < _FEWEST_PEOPLE:
         return
-    told = torch.from_numpy(told)
-    features = store.facts.tensor("features")[told].to(model.device)
+    known = torch.from_numpy(known)
+    features = store.facts.tensor("features")[known].to(model.device)
     features, places = features.unique(dim=0, return_inverse=True)
     chain, x = Chain(model, features), branch.standardize(features)
-    left = model.value_transform.forward(store.facts.tensor("values")[told]).to(model.device) - chain.value()[0][places]
+    left = (
+        model.value_transform.forward(store.facts.tensor("values")[known]).to(model.device) - chain.value()[0][places]
+    )
     noise_scale = chain.value_loadings()[1].double().mean().item()
     x = x[places]
-    size, noise = branch.crossing.lean(x, left, torch.from_numpy(people)[told].to(model.device))
+    size, noise = branch.crossing.lean(x, left, torch.from_numpy(people)[known].to(model.device))
     unit = _QUARTILE / law.quantile(torch.tensor(0.75)).item()  # scale for a standard deviation: quartiles alike
     zero, scale = torch.zeros_like(chain.loc_U), chain.read_by_values()[1]
     if not noise > 0:  # everybody said the same

@@ -152,7 +152,7 @@ class MetricsFile(TrainerCallback):
         self.path, self.stage = path, stage
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Drop records of this stage that lie behind the step where it resumes."""
+        """Drop records of this stage after the step where it resumes."""
         if ranks.rank() > 0 or not self.path.exists():
             return
         kept = []
@@ -280,7 +280,7 @@ class CausalTrainer(Trainer):
         scores, metrics = self.scorer(), dict[str, float]()
         for key, value in scores["metrics"].items():
             if key == "classes":
-                continue  # theirs are told when the run ends
+                continue  # theirs are reported when the run ends
             of_levels = value.items() if isinstance(value, dict) else [("", value)]
             name = {"mae": "reg_mae", "median_error": "reg_mdae"}.get(key, key)
             metrics |= {f"eval_{name}_{level}".removesuffix("_"): one for level, one in of_levels}

@@ -1,4 +1,4 @@
-"""Voices learned from many people: where who speaks is heard in a backbone (theory 3.17)."""
+"""Voices learned from many people: where who speaks shows in a backbone (theory 3.17)."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ Texts = list[list[Context]]
 
 FEWEST = 5  # people that voices are learned from at least
 _BATCH = 8  # windows of a step
-_HEARD, _TEXTS = 1024, 6  # tokens of a text, and texts of everybody, that somebody is heard by
+_OBSERVED, _TEXTS = 1024, 6  # tokens of a text, and texts of everybody, that somebody is inferred from
 _MEAN_RATE, _RATE, _SHIFT_RATE = 2e-3, 0.02, 5e-4
 _COMPONENTS, _CAUTION, _REACH = 200, 30.0, 2.0
 """Settings of the closed form: components of gradients, how many times less it trusts them than independent words deserve, and
@@ -38,13 +38,13 @@ def learn_voices(
     steps: int = 150,
     seed: int = 0,
 ) -> Voices:
-    """How people differ at every depth of a frozen backbone, and how that is heard, from texts of many people.
+    """How people differ at every depth of a frozen backbone, and how that is inferred, from texts of many people.
 
     First what all have in common; then, in closed form, the directions in which gradients differ more between people than
     within them; then both by gradients, so that one text of a person makes another of theirs likelier. One person in five is
     held out: half of them choose how far that is taken, half say what it is worth (`Voices.gained`).
 
-    people: their texts, by name, alone or behind prompts, long or short; one text alone is cut into two. directions: at most;
+    people: their texts, by name, alone or after prompts, long or short; one text alone is cut into two. directions: at most;
     fewer than people. steps: of either search.
 
     Raises ValueError for fewer than 5 people, one whose words are too few to cut into two, or people who all say the same.
@@ -55,7 +55,7 @@ def learn_voices(
         raise ValueError(f"voices are learned from {FEWEST} people or more, got {len(people)}")
     if not depths_of(model.backbone)[0]:
         raise ValueError(
-            f"{type(model.backbone).__name__} does not say what its layers are: no voice can be heard in it"
+            f"{type(model.backbone).__name__} does not say what its layers are: no voice can be inferred from it"
         )
     was_training, chance = model.training, random.Random(seed)
     model.eval()
@@ -66,15 +66,17 @@ def learn_voices(
             held_out, known = order[::_HELD_OUT], [name for at, name in enumerate(order) if at % _HELD_OUT]
             choosing, judging = held_out[::2], held_out[1::2] or held_out
             mean = _shared(model, [said[name] for name in known], steps, chance)
-            told = tqdm(said.items(), "hearing people", leave=False)
-            heard = {name: _hearings(model, texts, mean, chance) for name, texts in told}
+            progress = tqdm(said.items(), "reading people", leave=False)
+            scored = {name: _scored(model, texts, mean, chance) for name, texts in progress}
 
             def pairs(names: Sequence[str]) -> list[Pair]:
-                found = [pair for name in names for pair in _pairs(heard[name], said[name], chance)]
+                found = [pair for name in names for pair in _pairs(scored[name], said[name], chance)]
                 return chance.sample(found, min(len(found), _JUDGED))
 
-            start = _closed_form([heard[name] for name in known], mean, directions)
-            voices = _tuned(model, start, [(heard[name], said[name]) for name in known], pairs(choosing), steps, chance)
+            start = _closed_form([scored[name] for name in known], mean, directions)
+            voices = _tuned(
+                model, start, [(scored[name], said[name]) for name in known], pairs(choosing), steps, chance
+            )
             judged = pairs(judging)
             silent = replace(voices, loadings=torch.zeros_like(voices.loadings))
             bare, alone, own = (_worth(model, one, judged) for one in (None, silent, voices))
@@ -91,7 +93,7 @@ def _texts(model: CausalQwenForCausalLM, name: str, texts: str | Observation | S
     gathering = 0  # tokens of short texts that stand together
     for windows in windows_of(model, given):
         size = sum(_size(one) for one in windows)
-        if size >= WINDOW or not gathering or gathering + size > _HEARD:
+        if size >= WINDOW or not gathering or gathering + size > _OBSERVED:
             found, gathering = [*found, []], 0
         found[-1] += windows
         gathering = gathering + size if size < WINDOW else 0
@@ -142,19 +144,19 @@ class _Hearing:
     text: int
 
 
-def _hearings(model: CausalQwenForCausalLM, texts: Texts, mean: Tensor, chance: random.Random) -> list[_Hearing]:
+def _scored(model: CausalQwenForCausalLM, texts: Texts, mean: Tensor, chance: random.Random) -> list[_Hearing]:
     hearings = []
     for index in sorted(chance.sample(range(len(texts)), min(_TEXTS, len(texts)))):
         windows, last, size = texts[index], 0, 0
-        while last < len(windows) and size < _HEARD:  # so many at the end hold as much
+        while last < len(windows) and size < _OBSERVED:  # so many at the end hold as much
             size, last = size + _size(windows[-1 - last]), last + 1
         start = chance.randrange(len(windows) - last + 1)
-        heard: list[Context] = []
+        observed: list[Context] = []
         for one in windows[start:]:
-            if heard and sum(map(_size, heard)) + _size(one) > _HEARD:
+            if observed and sum(map(_size, observed)) + _size(one) > _OBSERVED:
                 break
-            heard.append(one)
-        gradients, counts = zip(*scores(model, heard, mean), strict=True)
+            observed.append(one)
+        gradients, counts = zip(*scores(model, observed, mean), strict=True)
         hearings.append(_Hearing(torch.cat(gradients).cpu(), torch.cat(counts).cpu(), index))
     return hearings
 
@@ -213,7 +215,7 @@ def _covariance(rows: Tensor, freedom: int) -> Tensor:
 
 
 Pair = tuple[Tensor, int, Context]
-"""What somebody is heard by: score [L, H] and tokens; and a window of another text of theirs."""
+"""What somebody is inferred from: score [L, H] and tokens; and a window of another text of theirs."""
 
 
 def _pairs(hearings: list[_Hearing], texts: Texts, chance: random.Random, short: bool = False) -> list[Pair]:
@@ -234,7 +236,7 @@ def _tuned(
     steps: int,
     chance: random.Random,
 ) -> Voices:
-    """`mean`, `loadings` and `probes` by gradients, as they are when the windows of `choosing` are told most."""
+    """`mean`, `loadings` and `probes` by gradients, as they are when the windows of `choosing` are predicted best."""
     sizes = [one.square().mean().sqrt() for one in (voices.loadings, voices.probes)]
     shift = torch.zeros_like(voices.mean, requires_grad=True)
     loadings, probes = (
@@ -267,12 +269,12 @@ def _tuned(
 
 @torch.no_grad()
 def _worth(model: CausalQwenForCausalLM, voices: Voices | None, pairs: list[Pair]) -> float:
-    """Mean log-likelihood of a word of the windows that are asked for, nats, under what was heard."""
-    told, words = 0.0, 0
+    """Mean log-likelihood of a word of the windows that are asked for, nats, under what was observed."""
+    nats, words = 0.0, 0
     for start in range(0, len(pairs), _BATCH):
         part = pairs[start : start + _BATCH]
         asked = Words(model, [window for *_, window in part])
         spoken = None if voices is None else torch.stack([voices.heard(one, tokens) for one, tokens, _ in part])
-        told += float(log_likelihood(model, asked, spoken).sum())
+        nats += float(log_likelihood(model, asked, spoken).sum())
         words += int(asked.count.sum())
-    return told / max(words, 1)
+    return nats / max(words, 1)
