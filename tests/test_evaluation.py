@@ -97,7 +97,7 @@ def test_the_report_is_one_self_contained_page(trained, result, tmp_path):
     metrics = result["metrics"] | {"seconds": 90.0}
     write_page(
         path, "demo.html", backbone="A <name>", sizes={"train": 40, "test": 20}, metrics=metrics, people=persons,
-        openings=OPENINGS, world=world, heard="Go <on>.",
+        openings=OPENINGS, world=world, observed="Go <on>.",
         examples=example_rows(model, result["prompts"], result["values"]),
         **value_figures(result["law"], result["values"], "K"),
     )  # fmt: skip
