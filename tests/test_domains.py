@@ -61,9 +61,9 @@ def texts(model, start, stop):
     return encode_rows([parse_row(json.dumps({"text": line[:120]}), "x") for line in lines], model.processor)
 
 
-@pytest.mark.parametrize("layers", [0, 1])
-def test_a_domain_alone_is_trained_and_its_limit_holds_on_other_text(layers, tiny_tokenizer, tmp_path):
-    model = graft_tiny("llama", tiny_tokenizer)
+@pytest.mark.parametrize(("layers", "start"), [(0, "faithful"), (1, "faithful"), (0, "documents")])
+def test_a_domain_alone_is_trained_and_its_limit_holds_on_other_text(layers, start, tiny_tokenizer, tmp_path):
+    model = graft_tiny("llama", tiny_tokenizer, start=start)
     rows, others = texts(model, 0, 24), texts(model, 24, 36)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     base = score_tokens(model, FactStore.build(model, others, tmp_path).blocks())["metrics"]

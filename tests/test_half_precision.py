@@ -14,6 +14,7 @@ from test_serving import serving
 STAGES = {
     "values": "values: {epochs: 4, batch_size: 8}",
     "heads": "values: {epochs: 1, batch_size: 8}\nheads: {epochs: 1}",
+    "domain": "values: {epochs: 1, batch_size: 8}\nheads: {domain: ours}",
     "lora": "values: {epochs: 1, batch_size: 8}\nlora: {epochs: 1}",
     "backbone": "values: {epochs: 1, batch_size: 8}\nbackbone: {epochs: 1, layers: 1}",
 }

@@ -19,11 +19,11 @@ MOST_LINES = {
     "causalqwen/numbers": 1_678,
     "causalqwen/parts": 883,
     "causalqwen/serving": 2_753,
-    "causalqwen/training": 5_203,
+    "causalqwen/training": 5_218,
     "causalqwen_cli": 1_274,
     "causalqwen_evals": 382,
     "causalqwen_vllm": 1_844,
-    "tests": 27_784,
+    "tests": 27_785,
 }
 """Lines of Python in a package at most. A row is lowered with them, and raised only for what takes the place of more."""
 

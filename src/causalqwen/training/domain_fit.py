@@ -1,4 +1,4 @@
-"""A domain's abduction network in closed form: one step of natural gradient, whose length its limit decides (theory 3.10).
+"""A domain's abduction network in closed form: one step of natural gradient within its limit (theory 3.10).
 
     g = W'(p - e_y)     the gradient, by loc_U, of the nats of the next token y under p, the softmax over loc_S      [C]
     d = W'(p - e_k)     the same of a token k that is drawn from p; the mean of d d' is the Fisher information of loc_U
@@ -6,7 +6,7 @@
 
 loc_D = loc_U + ω A x, with the largest ω at which D <= limit at each position. Of a network with hidden layers, z is what the
 last one gives. The factors are those of Martens and Grosse (2015), arXiv 1503.05671; s and s' are those of `DAMPINGS` under
-which positions held out are likeliest.
+which positions held out are likeliest, and so is the step's length.
 """
 
 from itertools import product
@@ -31,7 +31,10 @@ DAMPINGS = (1.0, 3.0, 10.0), (0.03, 0.1, 0.3)
 _POSITIONS = 8192  # of the rows
 _HELD_OUT = 5  # one in so many chooses
 _AT_ONCE = 512
-_LENGTH = 10.0  # of a step, in moves of about the limit: at nearly all positions it is the limit that ends it
+_LENGTH, _LEAST = (
+    10.0,
+    1e-5,
+)  # of a step, in moves of about the limit: the longest is ended by it at nearly all positions
 _OTHER_TOKENS = 1024
 
 
@@ -53,13 +56,24 @@ def fit_domain(model: CausalQwenForCausalLM, store: FactStore, seed: int) -> str
     x = F.pad(inner / size, (0, 1), value=1.0).double()
     gradients, drawn = gradients_of_loc(model, z[held:], y[held:], seed)
     information, moment, slope = (a.T @ b / len(x) for a, b in ((drawn, drawn), (x, x), (gradients, x)))
-    last, best = network.residual.last, (base, torch.zeros(len(scale), x.shape[1]))
-    for of_scores, of_features in product(*DAMPINGS):
+    last = network.residual.last
+
+    def attempt(of_scores: float, of_features: float, length: float) -> tuple[float, Tensor]:
         moves = natural_step(slope, information, moment, of_scores, of_features) / scale.double().unsqueeze(-1)
         away = (x @ moves.T).square().mean().clamp(min=1e-300).sqrt()
-        moves = (moves * _LENGTH * network.limit**0.5 / away).float()
+        moves = (moves * length * network.limit**0.5 / away).float()
         _write(last, moves, size)
-        best = min(best, (_nats(model, network, z[:held], y[:held]), moves), key=lambda found: found[0])
+        return _nats(model, network, z[:held], y[:held]), moves
+
+    first, length = (DAMPINGS[0][1], DAMPINGS[1][1]), _LENGTH
+    found = [(base, torch.zeros(len(scale), x.shape[1])), attempt(*first, length)]
+    while (
+        length > _LEAST and (shorter := attempt(*first, length / 4))[0] < found[-1][0]
+    ):  # the limit is far: scale_U is wide
+        length /= 4
+        found.append(shorter)
+    found += [attempt(*dampings, length) for dampings in product(*DAMPINGS) if dampings != first]
+    best = min(found, key=lambda tried: tried[0])
     _write(last, best[1], size)
     other, kept = _elsewhere(model, network)
     return (
@@ -81,7 +95,8 @@ def _words_of(model: CausalQwenForCausalLM, store: FactStore, seed: int) -> tupl
 
 def _scores(model: CausalQwenForCausalLM, loc: Tensor) -> Tensor:
     """loc_S [n, V] of the tokens in use, float32; the others have none."""
-    return upcast(model.vocabulary()(loc)).masked_fill(~model.action.rest_mask, -torch.inf)
+    words = model.vocabulary()
+    return upcast(words(loc.to(words.weight.dtype))).masked_fill(~model.action.rest_mask, -torch.inf)
 
 
 def gradients_of_loc(model: CausalQwenForCausalLM, z: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
