@@ -131,7 +131,7 @@ def test_loc_U_is_z_only_where_it_must_be(tiny_tokenizer):
         for given in ({"deep_abduction": True}, {}, {"causal_size": 16})
     )
     torch.nn.init.ones_(deep.abduction.residual.last.bias)
-    torch.nn.init.ones_(other.add_domain("law").requires_grad_(False).linear.bias)  # which is then asked
+    torch.nn.init.ones_(other.add_domain("law").requires_grad_(False).residual.last.bias)  # which is then asked
     torch.nn.init.eye_(narrow.abduction.loc_net.weight)
     assert not is_known(deep) and not is_known(other) and not is_known(narrow)
 
