@@ -176,6 +176,7 @@ def test_no_person_is_taught_and_held_out_and_many_people_are_held_out_fewer_tim
     assert not few.keeps_best and {row.individual[0] for row in few.folds[0][1]} == {"0"}
 
 
+@pytest.mark.slow
 def test_who_chooses_said_a_number_that_is_no_part_of_a_template(tiny_tokenizer, tmp_path, few_updates):
     model = graft_tiny("llama", tiny_tokenizer)
     silent = encoded(model, *({"text": "nothing is here", "individual": f"p{i}"} for i in range(6)))

@@ -132,6 +132,7 @@ def test_graft_proves_itself(place, tmp_path):
     assert "<NUM> is token 400 (after the matrix)" in text
 
 
+@pytest.mark.slow
 def test_the_language_is_evaluated(place, tmp_path):
     (tmp_path / "text.txt").write_text("the long road goes past the small house and the old mill\n" * 12)
     model = place / "model"

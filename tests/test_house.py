@@ -23,7 +23,7 @@ MOST_LINES = {
     "causalqwen_cli": 1_274,
     "causalqwen_evals": 382,
     "causalqwen_vllm": 1_844,
-    "tests": 27_785,
+    "tests": 27_789,
 }
 """Lines of Python in a package at most. A row is lowered with them, and raised only for what takes the place of more."""
 

@@ -120,6 +120,7 @@ def test_float32_is_within_rounding_of_the_float64_reference(impl, family, own_s
         near(run(leaves, torch.float32, targets, impl=impl, chunk_size=16, **settings), plain, exact, 1e-5)
 
 
+@pytest.mark.slow
 @NEEDS_COMPILER
 @pytest.mark.parametrize("own_scale", [False, True])
 def test_the_compiled_stage_far_from_the_middle(own_scale):

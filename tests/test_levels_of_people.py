@@ -142,7 +142,7 @@ def test_each_person_counts_as_much_and_so_do_those_who_said_more():
     assert each.mean().item() == pytest.approx(0.5 * 81 / 80, abs=2e-3)
 
 
-@pytest.mark.parametrize("family", ["gaussian", "cauchy"])
+@pytest.mark.parametrize("family", ["gaussian", pytest.param("cauchy", marks=pytest.mark.slow)])
 def test_people_who_choose_calibrate_and_everything_that_predicts_for_an_individual_uses_it(
     tiny_tokenizer, tmp_path, monkeypatch, family
 ):

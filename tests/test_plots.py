@@ -73,6 +73,7 @@ def test_many_predictions_beside_what_came():
         plot_predictions(predictions, [1.0])
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_words_and_the_picture_and_keeps_its_backend():
     shown = NumberPrediction(1.0, 0.5, 0.9, LAW)._repr_html_()
     assert shown.startswith("<p>105.0 (90%: ") and "<svg" in shown and "density" in shown

@@ -379,7 +379,7 @@ def test_value_losses_add_up_to_the_joint_likelihood(tiny_tokenizer, family):
         assert shared[places].sum().item() == pytest.approx(-joint.item(), rel=1e-4)
 
 
-@pytest.mark.parametrize("family", ["gaussian", "cauchy"])
+@pytest.mark.parametrize("family", ["gaussian", pytest.param("cauchy", marks=pytest.mark.slow)])
 def test_training_learns_what_is_who_and_what_is_noise_and_observations_tell_people_apart(
     tiny_tokenizer, tmp_path, family
 ):
